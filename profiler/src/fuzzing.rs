@@ -44,7 +44,7 @@ pub fn proc_file(bytes: &[u8]) {
     let _ = (stat::parse(&text, 4096), stat::parse_status(&text), process::parse_cgroups(&text));
 }
 
-/// `read` copies memory. Returns the number of `biases` in the list.
+/// Reads a link map. `read` copies memory. Returns the number of `biases` in the list.
 pub fn link_map(auxv: &[u8], read: &dyn Fn(u64, &mut [u8]) -> Option<()>, biases: &[u64]) -> Option<usize> {
     struct Borrowed<'a>(&'a dyn Fn(u64, &mut [u8]) -> Option<()>);
     impl Memory for Borrowed<'_> {
@@ -90,7 +90,7 @@ pub fn symbol_name(symbol: &str) {
     }
 }
 
-/// The formats of just-in-time compilers: a perf map or a jitdump, searched at an address and a time.
+/// Exercises the formats of just-in-time compilers: a perf map or a jitdump, searched at an address and a time.
 pub fn generated_code(is_dump: bool, bytes: &[u8], address: u64, time_ns: u64) {
     generated::exercise(is_dump, bytes, address, time_ns);
 }

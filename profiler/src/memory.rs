@@ -44,7 +44,7 @@ pub(crate) fn joined(mut spans: Vec<Span>) -> Vec<Span> {
     spans
 }
 
-/// Spans without the cuts, both by rising address and without overlaps.
+/// The spans without the cuts. Both are by rising address and without overlaps.
 pub(crate) fn without(spans: Vec<Span>, cuts: &[Span]) -> Vec<Span> {
     let mut rest = Vec::with_capacity(spans.len());
     let mut first = 0;
@@ -66,7 +66,7 @@ pub(crate) fn without(spans: Vec<Span>, cuts: &[Span]) -> Vec<Span> {
 
 #[derive(Debug, Default)]
 pub struct Copied {
-    /// In ascending order, without overlaps; adjacent pieces are not joined.
+    /// Pieces in ascending order, without overlaps; adjacent pieces are not joined.
     pieces: Vec<Piece>,
 }
 
@@ -83,7 +83,7 @@ impl Piece {
 }
 
 impl Copied {
-    /// A piece that overlaps an earlier one is ignored.
+    /// Creates a snapshot. A piece that overlaps an earlier one is ignored.
     pub fn new(pieces: impl IntoIterator<Item = (TargetAddr, Box<[u8]>)>) -> Self {
         let pieces = pieces.into_iter().filter(|(_, bytes)| !bytes.is_empty());
         let mut pieces: Vec<Piece> = pieces.map(|(start, bytes)| Piece { start: start.0, bytes }).collect();

@@ -30,12 +30,12 @@ pub struct Snapshot {
     /// Minimum age of the live blocks in [`TargetState::older`].
     pub older_than: Option<Duration>,
     pub window: Option<WindowFacts>,
-    /// By beginning.
+    /// Targets by the time of their beginning.
     pub targets: Vec<TargetState>,
-    /// Over the whole recording.
+    /// Numbers of other processes over the whole recording.
     pub others: Others,
     pub modules: Modules,
-    /// Over the whole recording.
+    /// Health over the whole recording.
     pub health: Health,
 }
 
@@ -63,19 +63,19 @@ pub(crate) type ThreadNames = BTreeMap<Tid, Arc<str>>;
 pub struct TargetState {
     pub facts: TargetFacts,
     pub space: Arc<AddressSpace>,
-    /// Includes threads of its parent whose blocks it has inherited.
+    /// Names of threads, including those of its parent whose blocks the target has inherited.
     pub threads: Arc<ThreadNames>,
     pub heaps: Vec<HeapFacts>,
-    /// Since the recording started.
+    /// State of the ledger since the recording started.
     pub ledger: Arc<TargetSnapshot>,
     pub growths: Leaks,
     /// Totals over time, in the order of time.
     pub curve: Vec<CurvePoint>,
     pub timeline: Arc<Timeline>,
     pub memory: Arc<MemoryAccount>,
-    /// End of both: the exit of the target, or now.
+    /// End of the curve and the timeline: the exit of the target, or now.
     pub until: MonotonicNanos,
-    /// Live blocks older than [`Snapshot::older_than`], by callsite; `None` without that.
+    /// Live blocks older than [`Snapshot::older_than`], by callsite; `None` without that minimum.
     pub older: Option<Vec<Amounts>>,
     pub base: Base,
 }
@@ -91,7 +91,7 @@ pub enum Base {
 }
 
 impl TargetState {
-    /// The ledger for this scope; `None` if the target is not in it.
+    /// The ledger for this scope; `None` if the target is not in the scope.
     pub fn ledger_of(&self, scope: Scope) -> Option<Cow<'_, TargetSnapshot>> {
         match (scope, &self.base) {
             (Scope::Whole, _) | (Scope::Window, Base::Beginning) => Some(Cow::Borrowed(&*self.ledger)),
@@ -167,7 +167,7 @@ impl Snapshot {
 pub struct HeapFacts {
     pub id: HeapId,
     pub name: String,
-    /// Its own interval, or the recording's, in bytes.
+    /// The heap's own interval, or the recording's, in bytes.
     pub interval_bytes: u64,
     /// Largest interval during the recording.
     pub interval_bytes_max: u64,

@@ -9,23 +9,23 @@ use serde::{Deserialize, Serialize};
 const FRACTION_BITS: u32 = 20;
 const ONE: f64 = (1u64 << FRACTION_BITS) as f64;
 
-/// From which fraction on counts are rounded up; those that are whole stay the same. One for all counts of a callsite: the smaller of two
-/// is never rounded to more than the larger one. Bytes are rounded to the nearest number: a block is many.
+/// Fraction from which on counts are rounded up; whole counts stay the same. One rounding applies to all counts of a callsite:
+/// the smaller of two is never rounded to more than the larger one. Bytes are rounded to the nearest number: a block has many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rounding(u32);
 
 impl Default for Rounding {
-    /// From a half on.
+    /// Rounds up from a half on.
     fn default() -> Self {
         Self(1 << (FRACTION_BITS - 1))
     }
 }
 
-/// Rounds a sequence of pairs of counts so that the sums of both are rounded, too, to within one or two. Each rounded alone, a thousand
-/// counts of 1.6 would be 2,000.
+/// Rounds a sequence of pairs of counts so that the sums of both are rounded, too, to within one or two. If each were rounded
+/// alone, a thousand counts of 1.6 would be 2,000.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RoundedSums {
-    /// What the sums of the rounded counts lack, in units of a fraction.
+    /// Amounts that the sums of the rounded counts lack, in units of a fraction.
     lacking: [i64; 2],
 }
 
@@ -36,7 +36,7 @@ impl RoundedSums {
         if fractions == [0; 2] {
             return Rounding::default();
         }
-        // None is rounded up, the one with the larger fraction, or both.
+        // The candidates are to round up no count, the one with the larger fraction, or both.
         let ups =
             fractions.into_iter().filter(|&fraction| fraction > 0).map(|fraction| (1 << FRACTION_BITS) - fraction);
         let after = |up: u32| {
@@ -53,7 +53,7 @@ impl RoundedSums {
     }
 }
 
-/// In fixed point, a free subtracts exactly what its allocation added: 0 live bytes, not 1e-9.
+/// Defines a fixed-point type. In fixed point, a free subtracts exactly what its allocation added: 0 live bytes, not 1e-9.
 macro_rules! estimate {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -65,7 +65,7 @@ macro_rules! estimate {
         impl TryFrom<i128> for $name {
             type Error = &'static str;
 
-            /// Files can contain any number: further additions must not overflow.
+            /// Fails for large numbers: files can contain any number, and further additions must not overflow.
             fn try_from(fixed: i128) -> Result<Self, Self::Error> {
                 if fixed.unsigned_abs() < 1 << 120 { Ok(Self(fixed)) } else { Err("the estimate exceeds 2^100") }
             }
@@ -99,7 +99,7 @@ macro_rules! estimate {
                 u64::try_from((self.0.max(0) + i128::from(rounding.0)) >> FRACTION_BITS).unwrap_or(u64::MAX)
             }
 
-            /// Like [`Self::rounded_with`], for differences.
+            /// Rounds like [`Self::rounded_with`], for differences.
             pub fn rounded_signed(self, rounding: Rounding) -> i64 {
                 let rounded = (self.0 + i128::from(rounding.0)) >> FRACTION_BITS;
                 i64::try_from(rounded).unwrap_or(if rounded < 0 { i64::MIN } else { i64::MAX })
@@ -128,7 +128,7 @@ estimate! {
     EstimatedCube
 }
 
-/// Keeps sums of cubes within 128 bits at the largest interval; rounds each to an integer.
+/// Unit of cubes, which keeps their sums within 128 bits at the largest interval; rounds each to an integer.
 const CUBE: f64 = ONE;
 
 estimate! {
@@ -149,12 +149,12 @@ impl EstimatedCount {
     }
 }
 
-/// Variances of estimates, and the third cumulants of their errors: what confidence intervals are computed from.
+/// Variances of estimates, and the third cumulants of their errors, from which confidence intervals are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, AddAssign, SubAssign, Serialize, Deserialize)]
 pub struct Variance {
     pub bytes: EstimatedVariance,
     pub count: EstimatedVariance,
-    // Written apart: the layout of folded recordings is older.
+    // The cubes are written apart: the layout of folded recordings is older.
     #[serde(skip)]
     pub cubes: Cubes,
 }
@@ -174,12 +174,12 @@ impl Variance {
 }
 
 impl EstimatedCube {
-    /// `cube` in cubic bytes or cubic blocks.
+    /// Creates an estimate from `cube` cubic bytes or cubic blocks.
     pub fn of(cube: f64) -> Self {
         Self::from_f64(cube / CUBE)
     }
 
-    /// In cubic bytes or cubic blocks.
+    /// Value in cubic bytes or cubic blocks.
     pub fn cubic(self) -> f64 {
         self.to_f64() * CUBE
     }
@@ -227,7 +227,7 @@ impl Amounts {
         }
     }
 
-    /// `blocks` is 0 for a part of a block.
+    /// Amounts that are known exactly. `blocks` is 0 for a part of a block.
     pub const fn exact(bytes: u64, blocks: u64) -> Self {
         Self {
             count: EstimatedCount::exact(blocks),

@@ -1,13 +1,13 @@
 //! Divides the resident memory of a process among its uses: each page has one owner.
 //!
-//! Owners are asked in this order, and the first one that has evidence for a page owns it:
+//! Owners are tried in this order, and the first one that has evidence for a page owns it:
 //!
-//! 1. a large live block, or what the kernel has of the mapping: files, shared memory, code, the main stack;
+//! 1. a large live block, or the kernel's own kind of the mapping: files, shared memory, code, the main stack;
 //! 2. stacks of threads, by their control blocks;
 //! 3. allocators of hooked heaps, by their own structures;
 //! 4. hooked heaps whose structures are unknown, by their small blocks: the mapping with such a block;
 //! 5. recorded mappings;
-//! 6. heaps with large blocks that were sampled, for those that were not: as much of the mapping as they stand for;
+//! 6. heaps with large blocks that were sampled, for blocks that were not: as much of the mapping as the samples stand for;
 //! 7. zero-initialised variables of modules;
 //! 8. the name of the mapping.
 //!
@@ -28,11 +28,11 @@ use crate::model::{MemoryClass, MemoryPart};
 
 type Parts = BTreeMap<(MemoryClass, Option<Arc<str>>), u64>;
 
-/// Of all mappings.
+/// Sums of all mappings.
 #[derive(Debug, Default)]
 struct Sums {
     parts: Parts,
-    /// Of hooked heaps: resident memory, live bytes in it, and live bytes that sampled blocks stand for.
+    /// Sums of each hooked heap: resident memory, live bytes in it, and live bytes that sampled blocks stand for.
     heaps: BTreeMap<HeapId, HeapSum>,
 }
 
@@ -43,7 +43,7 @@ struct HeapSum {
     sampled_bytes: f64,
 }
 
-/// Parts sum to the resident bytes of all mappings.
+/// Divides the mappings of a process. Parts sum to the resident bytes of all mappings.
 pub(crate) fn classify(
     mapped: &[MappedMemory],
     pages: &ResidentPages,
@@ -84,9 +84,9 @@ fn round(bytes: f64) -> u64 {
 /// One mapping, while it is divided.
 struct Division<'a> {
     span: Span,
-    /// Resident bytes that have no owner.
+    /// Number of resident bytes that have no owner.
     rest: u64,
-    /// By rising address, without overlaps.
+    /// Owned spans by rising address, without overlaps.
     owned: Vec<Span>,
     is_full: bool,
     pages: &'a ResidentPages,
@@ -99,9 +99,9 @@ impl<'a> Division<'a> {
         Self { span, rest: memory.rss_bytes, owned: Vec::new(), is_full, pages }
     }
 
-    /// Returns the resident bytes without owner.
+    /// Divides the mapping. Returns the resident bytes without owner.
     fn divide(mut self, held: &Held, whole: Option<HeapId>, evidence: &Evidence, sums: &mut Sums) -> u64 {
-        // Of heaps in this mapping: resident bytes, and live bytes of large blocks.
+        // The values for each heap in this mapping are resident bytes, and live bytes of large blocks.
         let mut heaps: BTreeMap<HeapId, (u64, u64)> = BTreeMap::new();
         let mut unknown: BTreeMap<HeapId, f64> = BTreeMap::new();
         for (heap, large) in by_heap(&held.large, evidence) {
@@ -145,7 +145,7 @@ impl<'a> Division<'a> {
         self.rest
     }
 
-    /// Adds the live bytes of a large block: to those of the mapping, or, where it stands for others, to those of the heap.
+    /// Adds the live bytes of a large block to those of the mapping, or, where the block stands for others, to those of the heap.
     fn add_large(&self, block: &BlockPlace, taken: u64, live: &mut u64, of_heap: &mut HeapSum) {
         let resident = self.resident(&[self.clipped(block.span())]).min(taken);
         if block.weight() > 1.0 {
@@ -155,7 +155,7 @@ impl<'a> Division<'a> {
         }
     }
 
-    /// Makes an owner of those pages that have none. Returns their resident bytes.
+    /// Gives pages that have no owner one. Returns their resident bytes.
     fn take(&mut self, spans: Vec<Span>) -> u64 {
         if spans.is_empty() || self.rest == 0 {
             return 0;
@@ -169,7 +169,7 @@ impl<'a> Division<'a> {
         bytes
     }
 
-    /// Resident bytes of sorted spans without overlaps. Where pages are unknown, all may be resident.
+    /// Number of resident bytes of sorted spans without overlaps. Where pages are unknown, all may be resident.
     fn resident(&self, spans: &[Span]) -> u64 {
         let whole = || spans.iter().map(|span| span.end.0.saturating_sub(span.start.0)).fold(0, u64::saturating_add);
         if self.is_full { whole() } else { self.pages.resident_bytes(spans).unwrap_or_else(whole) }
@@ -179,14 +179,14 @@ impl<'a> Division<'a> {
         span.start.max(self.span.start)..span.end.min(self.span.end)
     }
 
-    /// Those of sorted spans that are in the mapping.
+    /// The sorted spans that overlap the mapping.
     fn overlapping(&self, spans: &[Span]) -> Vec<Span> {
         let first = spans.partition_point(|span| span.end <= self.span.start);
         spans[first..].iter().take_while(|span| span.start < self.span.end).cloned().collect()
     }
 }
 
-/// Blocks of heaps that may have their memory from others come first.
+/// Blocks by heap. Heaps that may have their memory from other heaps come first.
 fn by_heap<'a>(blocks: &'a [BlockPlace], evidence: &Evidence) -> Vec<(HeapId, Vec<&'a BlockPlace>)> {
     let mut by_heap: BTreeMap<HeapId, Vec<&BlockPlace>> = BTreeMap::new();
     blocks.iter().for_each(|block| by_heap.entry(block.heap).or_default().push(block));
@@ -200,7 +200,8 @@ fn weighted(bytes: u64, weight: f64) -> f64 {
     bytes as f64 * weight
 }
 
-/// Live bytes of a mapping are not more than what is resident there, those of sampled blocks not more than the whole heap.
+/// Adds the sums of a heap in a mapping. Live bytes of a mapping do not exceed its resident bytes, those of sampled blocks do not
+/// exceed the whole heap.
 fn add_heap(sum: &mut HeapSum, bytes: u64, large_bytes: u64, small: Small) {
     let live = large_bytes.saturating_add(small.exact_bytes).min(bytes);
     sum.bytes = sum.bytes.saturating_add(bytes);
@@ -209,10 +210,10 @@ fn add_heap(sum: &mut HeapSum, bytes: u64, large_bytes: u64, small: Small) {
 }
 
 const HEAPBPF: &str = "heapbpf";
-/// Between the inline engine's code and its map.
+/// Maximum distance between the inline engine's code and its map.
 const COUNTDOWNS_BYTES_MAX: u64 = 1 << 20;
 
-/// Whether the inline engine has mapped this: code, countdowns behind it, and a map behind those.
+/// Whether a mapping belongs to the inline engine: code, countdowns behind it, or a map behind those.
 pub(crate) fn is_of_heapbpf(mapped: &[MappedMemory], at: usize) -> bool {
     let region = &mapped[at].region;
     let before = || mapped[..at].iter().rev().take(2).map(|memory| &memory.region);
@@ -252,21 +253,21 @@ fn class(region: &Region, evidence: &Evidence) -> (MemoryClass, Option<Arc<str>>
     }
 }
 
-/// A private mapping of shared memory, or of a memfd.
+/// Whether a private mapping is one of shared memory, or of a memfd.
 fn is_shared_memory(path: &std::path::Path) -> bool {
     ["/dev/shm/", "/memfd:", "/SYSV", "/dev/zero"]
         .iter()
         .any(|prefix| path.as_os_str().as_encoded_bytes().starts_with(prefix.as_bytes()))
 }
 
-/// A process chooses the names of its mappings, so only the first word of a name counts.
+/// Label of a mapping. A process chooses the names of its mappings, so only the first word of a name counts.
 fn label(name: &str) -> Arc<str> {
     const LENGTH_MAX: usize = 24;
     let word = name.split([':', ' ', '-', '/', '.']).next().unwrap_or_default();
     Arc::from(word.chars().filter(char::is_ascii_graphic).take(LENGTH_MAX).collect::<String>())
 }
 
-/// Beyond it, the smallest are one part.
+/// Maximum number of names; beyond it, the smallest are one part.
 const NAMES_MAX: usize = 8;
 
 fn bounded(parts: Parts) -> Parts {

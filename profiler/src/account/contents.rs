@@ -1,4 +1,4 @@
-//! What is known to be in the mappings of a process: live blocks and recorded mappings.
+//! Known contents of the mappings of a process: live blocks and recorded mappings.
 
 use std::collections::BTreeMap;
 
@@ -7,35 +7,35 @@ use crate::ids::HeapId;
 use crate::linux::proc::smaps::MappedMemory;
 use crate::memory::Span;
 
-/// From this size on, allocators map a block separately, or may.
+/// Size from which on allocators map a block separately, or may.
 const LARGE_BYTES: u64 = 64 << 10;
-/// Pages of one mapping with small blocks outside of what is known of their heap.
+/// Maximum number of pages of one mapping with small blocks outside of the known memory of their heap.
 const STRAY_MAX: usize = 1 << 12;
 
-/// Of small blocks.
+/// Amounts of small blocks.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Small {
     pub(super) exact_bytes: u64,
-    /// What sampled blocks stand for, which is elsewhere in part.
+    /// Bytes that sampled blocks stand for, some of which are elsewhere.
     pub(super) sampled_bytes: f64,
 }
 
-/// In one mapping.
+/// Contents of one mapping.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Held {
     pub(super) small: BTreeMap<HeapId, Small>,
     pub(super) large: Vec<BlockPlace>,
-    /// Pages of small blocks outside of what is known of their heap.
+    /// Pages of small blocks outside of the known memory of their heap.
     pub(super) stray: BTreeMap<HeapId, Vec<Span>>,
     pub(super) mapped: BTreeMap<HeapId, Vec<Span>>,
 }
 
-/// By the index of mappings.
+/// Contents by the index of mappings.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Contents(BTreeMap<usize, Held>);
 
 impl Contents {
-    /// Of blocks in any order. Adds to the known evidence.
+    /// Contents with blocks, which may be in any order. Adds to the known evidence.
     pub(crate) fn of(
         mapped: &[MappedMemory],
         blocks: impl Iterator<Item = BlockPlace>,
@@ -82,7 +82,7 @@ impl Contents {
         }
     }
 
-    /// The kernel merges and splits mappings, so a block may be in several of them.
+    /// Adds a large block. The kernel merges and splits mappings, so a block may be in several of them.
     fn add_large(&mut self, mapped: &[MappedMemory], block: &BlockPlace, evidence: &mut Evidence) {
         let span = block.span();
         let first = mapped.partition_point(|memory| memory.region.end <= span.start);

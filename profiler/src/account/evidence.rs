@@ -1,4 +1,4 @@
-//! What is known of a process besides its mappings: which heaps own which memory.
+//! Evidence about a process besides its mappings: which heaps own which memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,10 +19,10 @@ const PAGE_BYTES: u64 = 4096;
 pub(crate) struct BlockPlace {
     pub(crate) address: TargetAddr,
     pub(crate) size_bytes: u64,
-    /// At which it was sampled.
+    /// Interval at which the block was sampled.
     pub(crate) interval: Interval,
     pub(crate) heap: HeapId,
-    /// It is a mapping, or a part of one, in which allocators may have blocks.
+    /// Whether the block is a mapping, or a part of one, in which allocators may have blocks.
     pub(crate) is_mapping: bool,
 }
 
@@ -31,7 +31,7 @@ impl BlockPlace {
         self.address..TargetAddr(self.address.0.saturating_add(self.size_bytes))
     }
 
-    /// The pages that it is in.
+    /// Pages that the block occupies.
     pub(crate) fn pages(&self) -> Span {
         let end = self.span().end.0;
         TargetAddr(self.address.0 / PAGE_BYTES * PAGE_BYTES)
@@ -46,28 +46,28 @@ impl BlockPlace {
         Amounts::of(self.size_bytes, self.interval).bytes.to_f64()
     }
 
-    /// Bytes that a byte of it stands for.
+    /// Number of bytes that each byte of the block stands for.
     #[expect(clippy::cast_precision_loss, reason = "a ratio")]
     pub(crate) fn weight(&self) -> f64 {
         if self.is_sampled() { self.estimated_bytes() / self.size_bytes.max(1) as f64 } else { 1.0 }
     }
 }
 
-/// What is known of a process besides its mappings and blocks.
+/// Evidence about a process besides its mappings and blocks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Evidence {
     /// Names of heaps by id.
     pub(crate) heaps: Vec<Arc<str>>,
-    /// Heaps of this process.
+    /// Ids of the heaps of this process.
     pub(crate) own: Vec<HeapId>,
-    /// By rising address, without overlaps, like the other spans.
+    /// Stacks of threads by rising address, without overlaps, like the other spans.
     pub(crate) stacks: Vec<Span>,
     /// An address in each stack whose bounds are unknown, by rising address.
     pub(crate) pointers: Vec<TargetAddr>,
-    /// Of the heaps whose allocators' structures are known: what they have from the system, besides `brk`.
+    /// Memory from the system, besides `brk`, of the heaps whose allocators' structures are known.
     pub(crate) extents: BTreeMap<HeapId, Vec<Span>>,
     pub(crate) variables: Vec<Span>,
-    /// Evidence of earlier: heaps with blocks by the address of a block, one for each mapping.
+    /// Heaps that have small blocks, by the address of a block, one for each mapping. Includes earlier samples.
     pub(crate) known: BTreeMap<TargetAddr, HeapId>,
 }
 
@@ -75,7 +75,7 @@ pub(crate) struct Evidence {
 pub(super) const ARENA_BYTES: u64 = 64 << 20;
 
 const LIBC: &str = "libc";
-/// Allocators that take memory from the system. Other heaps may take theirs from one of these.
+/// Names of the heaps of allocators that take memory from the system. Other heaps may take theirs from one of these.
 const ALLOCATORS: [&str; 5] = [LIBC, "jemalloc", "tcmalloc", "mimalloc", "musl"];
 
 impl Evidence {
@@ -87,12 +87,13 @@ impl Evidence {
         self.name(heap).is_some_and(|name| ALLOCATORS.contains(&&**name))
     }
 
-    /// Whether a heap may have large blocks outside of what is known of it, as glibc maps them separately.
+    /// Whether a heap may have large blocks outside of its known memory, because its allocator maps them separately, as glibc
+    /// does.
     pub(super) fn maps_blocks(&self, heap: HeapId) -> bool {
         !self.extents.contains_key(&heap) || self.name(heap).is_some_and(|name| &**name == LIBC)
     }
 
-    /// Notes that a heap has a small block in a mapping, which has none of its blocks in this sample so far.
+    /// Notes that a heap has a small block in a mapping that has none of its blocks in this sample so far.
     pub(super) fn note(&mut self, region: &Region, block: &BlockPlace) {
         let mut of_region = self.known.range(region.start..region.end);
         if of_region.all(|(_, heap)| *heap != block.heap) {
@@ -100,14 +101,14 @@ impl Evidence {
         }
     }
 
-    /// Whatever is in `brk` was not mapped.
+    /// Notes a large block in `brk`, which cannot be mapped separately.
     pub(super) fn note_large(&mut self, region: &Region, block: &BlockPlace) {
         if region.kind == RegionKind::Brk {
             self.note(region, block);
         }
     }
 
-    /// Whether a block is outside of what is known of its heap.
+    /// Whether a block is outside of the known memory of its heap.
     pub(super) fn is_stray(&self, region: &Region, block: &BlockPlace) -> bool {
         let Some(extents) = self.extents.get(&block.heap).filter(|_| region.kind != RegionKind::Brk) else {
             return false;

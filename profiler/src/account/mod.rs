@@ -1,4 +1,4 @@
-//! Where the resident memory of a process is: which of its mappings belong to which use.
+//! Accounts of the resident memory of a process: which of its mappings belong to which use.
 
 mod classify;
 mod contents;

@@ -28,14 +28,15 @@ use crate::walk::Scene;
 use crate::walk::extents::Allocators;
 
 const PERIOD_MIN: Duration = Duration::from_millis(250);
-/// A later sample is taken after this part of the time since the first.
+/// A later sample is taken after this part of the time since the first one.
 const PERIOD_SHARE: u64 = 64;
 
-/// Beyond these numbers of mappings and of runs of pages, the first sample is not divided again when more is known of the mappings.
+/// Maximum numbers of mappings and of runs of pages of a first sample that is kept, to be divided again when more is known of the
+/// mappings.
 const KEPT_MAX: usize = 4096;
 const KEPT_RUNS_MAX: usize = 1 << 16;
 
-/// Of one target.
+/// Monitor of the memory of one target.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryMonitor {
     account: Arc<MemoryAccount>,
@@ -46,28 +47,28 @@ pub(crate) struct MemoryMonitor {
     first: Option<First>,
     sampled: MonotonicNanos,
     began: MonotonicNanos,
-    /// Time since then at which mappings are kept again.
+    /// Time since the first sample at which mappings are kept again.
     mappings_due_ns: u64,
 }
 
-/// What the session knows of a process.
+/// Process to sample, and the session's information about it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sampled<'a> {
     pub(crate) pid: Pid,
     pub(crate) ledger: &'a Ledger,
     /// Names of heaps by id.
     pub(crate) heaps: &'a [String],
-    /// Heaps of this process.
+    /// Ids of the heaps of this process.
     pub(crate) own: &'a [HeapId],
-    /// When a program that was recorded from its start had no memory yet.
+    /// Time at which a program that was recorded from its start had no memory yet.
     pub(crate) began: Option<MonotonicNanos>,
 }
 
-/// When a sample is taken.
+/// Time of a sample, and its purpose.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SampleTime {
     Periodic(MonotonicNanos),
-    /// For a report.
+    /// The sample is taken for a report.
     Report(MonotonicNanos),
 }
 
@@ -84,7 +85,7 @@ struct First {
     point: MemoryPoint,
     anonymous: Vec<MappedMemory>,
     pages: ResidentPages,
-    /// Blocks of the inventory.
+    /// Contents of the mappings by the blocks of the inventory.
     contents: Contents,
     /// Parts of all other mappings.
     others: Vec<MemoryPart>,
@@ -97,12 +98,13 @@ impl MemoryMonitor {
         &self.account
     }
 
-    /// Returns what was added or changed. The blocks of the inventory were live at the first sample.
+    /// Sets the inventory. Returns the facts that were added or changed. The blocks of the inventory were live at the first
+    /// sample.
     pub(crate) fn set_inventory(&mut self, inventory: Inventory, ledger: &Ledger) -> MemoryFacts {
         let mut points = Vec::new();
         if let Some(first) = &mut self.first {
             let earlier = places(ledger).filter(|block| !block.is_mapping && ledger.is_earlier(block.address));
-            // Evidence of blocks is of later mappings, too.
+            // Evidence of these blocks is used for later mappings, too.
             first.contents = Contents::of(&first.anonymous, earlier, &mut self.evidence);
             points.extend(first.divide_again(&self.evidence));
         }
@@ -111,7 +113,7 @@ impl MemoryMonitor {
         facts
     }
 
-    /// Of the last sample.
+    /// Time of the last sample.
     pub(crate) fn sampled(&self) -> MonotonicNanos {
         self.sampled
     }
@@ -126,11 +128,11 @@ impl MemoryMonitor {
         !self.is_begun() || since(self.sampled) >= period
     }
 
-    /// Returns what was added or changed.
+    /// Takes a sample. Returns the facts that were added or changed.
     pub(crate) fn sample(&mut self, of: Sampled<'_>, when: SampleTime) -> MemoryFacts {
         let now = when.time();
         let mapped = smaps(of.pid).inspect_err(|error| debug!("{error}")).unwrap_or_default();
-        // A process that exits has none.
+        // A process that exits has no mappings.
         if mapped.is_empty() {
             return MemoryFacts::default();
         }
@@ -169,7 +171,8 @@ impl MemoryMonitor {
         facts
     }
 
-    /// Mappings are kept for reports, and in case that the process exits: each time that the recording is twice as long.
+    /// Whether to keep the mappings for reports, and in case that the process exits: each time that the recording is twice as
+    /// long.
     fn are_mappings_due(&mut self, when: SampleTime) -> bool {
         let elapsed = when.time().0.saturating_sub(self.began.0);
         let is_due = matches!(when, SampleTime::Report(_)) || elapsed >= self.mappings_due_ns;
@@ -194,7 +197,7 @@ impl MemoryMonitor {
         for &heap in of.own {
             let Some(name) = of.heaps.get(usize::from(heap.0)) else { continue };
             let blocks = if Allocators::wants_blocks(name) { spread(of.ledger, heap) } else { Vec::new() };
-            // What was found last is right but for what has changed since.
+            // Extents that were found last are right except for changes since.
             if let Some(extents) = self.allocators.extents(&scene, name, &blocks) {
                 self.evidence.extents.insert(heap, extents);
             }
@@ -254,7 +257,7 @@ impl First {
     }
 }
 
-/// Those that have most memory.
+/// The mappings that have most memory.
 fn mappings(mapped: &[MappedMemory]) -> Vec<MemoryMapping> {
     let size = |memory: &MappedMemory| memory.rss_bytes.saturating_add(memory.amounts.swap_bytes);
     let mut used: Vec<&MappedMemory> = mapped.iter().filter(|memory| size(memory) > 0).collect();
@@ -273,7 +276,7 @@ fn mappings(mapped: &[MappedMemory]) -> Vec<MemoryMapping> {
     used.iter().map(mapping).collect()
 }
 
-/// As in `/proc/PID/maps`.
+/// Name of a mapping as in `/proc/PID/maps`.
 fn name(kind: &RegionKind) -> Arc<str> {
     match kind {
         RegionKind::Anonymous { name: None } => "".into(),
@@ -285,7 +288,7 @@ fn name(kind: &RegionKind) -> Arc<str> {
     }
 }
 
-/// Live blocks and recorded mappings.
+/// Places of live blocks and recorded mappings.
 fn places(ledger: &Ledger) -> impl Iterator<Item = BlockPlace> {
     let blocks = ledger.live().map(|block| BlockPlace {
         address: block.address,

@@ -16,22 +16,23 @@ use crate::memory::{Memory, Span, joined};
 
 const PAGE_LENGTH: usize = 4096;
 const PAGE_BYTES: u64 = PAGE_LENGTH as u64;
-/// Runs of pages in one process: beyond it, the rest of its memory is not known by page.
+/// Maximum number of runs of pages in one process: beyond it, the rest of its memory is not known by page.
 const RUNS_MAX: usize = 1 << 18;
-/// Mappings of one process for which eight bytes per page are read, where the kernel has no `PAGEMAP_SCAN` (Linux 6.7).
+/// Maximum size of the mappings of one process for which eight bytes per page are read, where the kernel has no `PAGEMAP_SCAN`
+/// (Linux 6.7).
 const SLOW_BYTES_MAX: u64 = 8 << 30;
 
 /// The resident pages of private memory that a process has written or may write.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ResidentPages {
-    /// By rising address; adjacent ones are joined.
+    /// Runs of pages by rising address; adjacent runs are joined.
     runs: Vec<Span>,
     /// Mappings, by rising address, whose pages are unknown.
     unknown: Vec<Span>,
 }
 
 impl ResidentPages {
-    /// Of mappings by rising address.
+    /// Finds the resident pages of mappings, which are by rising address.
     pub(crate) fn of(pid: Pid, mapped: &[MappedMemory]) -> Self {
         let mut pages = Self::default();
         let file = File::open(entry_path(pid, "pagemap")).ok();
@@ -55,7 +56,7 @@ impl ResidentPages {
         pages
     }
 
-    /// Every page, for those which are known otherwise.
+    /// Creates resident pages from known runs, for tests.
     #[cfg(test)]
     pub(crate) fn synthetic(runs: Vec<Span>, unknown: Vec<Span>) -> Self {
         Self { runs: joined(runs), unknown }
@@ -80,7 +81,7 @@ impl ResidentPages {
         process_memory::scan_entries(file, range, pages, &mut found)
     }
 
-    /// Resident bytes of spans, which have to be sorted and without overlaps. `None` where they are not known by page.
+    /// Number of resident bytes of spans, which have to be sorted and without overlaps. `None` where pages are unknown.
     pub(crate) fn resident_bytes(&self, spans: &[Span]) -> Option<u64> {
         let mut sum = 0_u64;
         for span in spans {
@@ -94,7 +95,7 @@ impl ResidentPages {
         Some(sum)
     }
 
-    /// Without what is outside of these mappings, by rising address.
+    /// The pages within these mappings, which are by rising address.
     pub(crate) fn within(&self, mapped: &[MappedMemory]) -> Self {
         let spans: Vec<Span> = mapped.iter().map(|memory| memory.region.start..memory.region.end).collect();
         let inside = |of: &[Span]| -> Vec<Span> {
@@ -116,14 +117,14 @@ fn is_own(region: &Region) -> bool {
     !region.shared && (region.is_anonymous() || (is_file && region.readable && region.writable))
 }
 
-/// Those of sorted spans that overlap one.
+/// The sorted spans that overlap `with`.
 fn overlapping<'a>(spans: &'a [Span], with: &Span) -> impl Iterator<Item = &'a Span> + use<'a> {
     let (start, end) = (with.start, with.end);
     let first = spans.partition_point(|span| span.end <= start);
     spans[first..].iter().take_while(move |span| span.start < end)
 }
 
-/// Copied pages that are kept: then all are read again.
+/// Maximum number of copied pages that are kept: beyond it, all are read again.
 const KEPT_MAX: usize = 1 << 13;
 
 type Page = Box<[u8; PAGE_LENGTH]>;
@@ -154,7 +155,7 @@ impl<'a> RunningMemory<'a> {
         done
     }
 
-    /// The rest of a page from an address on.
+    /// Reads the rest of a page from an address on.
     fn read_kept(&self, address: u64, buffer: &mut [u8]) -> usize {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() >= KEPT_MAX {

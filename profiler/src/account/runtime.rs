@@ -1,4 +1,4 @@
-//! Languages whose runtimes have allocators of their own, recognised by what a process has mapped.
+//! Language runtimes with allocators of their own, recognised by the mappings of a process.
 
 use std::path::Path;
 

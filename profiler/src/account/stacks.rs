@@ -14,38 +14,38 @@ use crate::linux::proc::stat;
 use crate::linux::process_memory::robust_list;
 use crate::memory::{Memory, Span, WORD_BYTES, joined};
 
-/// Threads whose stacks are known: as many as a system has by default.
+/// Maximum number of threads whose stacks are known: as many as a system has by default.
 const THREADS_MAX: usize = 1 << 15;
-/// Stacks of ended threads, which C libraries keep for later ones.
+/// Maximum number of stacks of ended threads, which C libraries keep for later ones.
 const ENDED_MAX: usize = 1 << 12;
 
 const PAGE_BYTES: u64 = 4096;
-/// Of a control block, on either side of the list of robust mutexes, and from its start.
+/// Size of the searched part of a control block, on either side of the list of robust mutexes, and from its start.
 const BLOCK_BYTES: u64 = 0x900;
-/// How far above the stack pointer a control block may be.
+/// Maximum distance of a control block above the stack pointer.
 const REACH_BYTES: u64 = 1 << 20;
 const PART_BYTES: u64 = 1 << 16;
-/// Read in all threads of one process together, for one sample.
+/// Maximum number of bytes that are read in all threads of one process together, for one sample.
 const SEARCHED_BYTES_MAX: u64 = 32 << 20;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stacks {
     threads: BTreeMap<Tid, Stack>,
-    /// Of threads that have ended.
+    /// Stacks of threads that have ended.
     ended: Vec<Span>,
-    /// From control blocks that others lead to.
+    /// Stacks from control blocks to which others lead.
     listed: BTreeMap<TargetAddr, Span>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Stack {
     Bounded(Span),
-    /// An address in it.
+    /// The bounds of the stack are unknown; this is an address in it.
     Around(TargetAddr),
 }
 
 impl Stacks {
-    /// A thread's stack stays where it is, so each thread is inspected once.
+    /// Finds the stacks of threads. A thread's stack stays where it is, so each thread is inspected once.
     pub(crate) fn update(&mut self, pid: Pid, mapped: &[MappedMemory], memory: &RunningMemory<'_>) {
         let Ok(threads) = stat::threads(pid) else { return };
         let alive: BTreeSet<Tid> = threads.iter().copied().collect();
@@ -67,7 +67,7 @@ impl Stacks {
         }
     }
 
-    /// By rising address, without overlaps.
+    /// Bounds of stacks by rising address, without overlaps.
     pub(crate) fn spans(&self) -> Vec<Span> {
         let bounded = self.threads.values().filter_map(|stack| match stack {
             Stack::Bounded(span) => Some(span.clone()),
@@ -124,7 +124,7 @@ fn find(
     bounded.or_else(|| pointer.map(Stack::Around))
 }
 
-/// Looks above a stack pointer for a control block, as of musl: it begins with its own address, and is in a list of all threads.
+/// Searches above a stack pointer for a control block of musl: it begins with its own address, and is in a list of all threads.
 fn search(
     memory: &RunningMemory<'_>,
     pointer: TargetAddr,
@@ -150,10 +150,10 @@ fn search(
     }
 }
 
-/// Words of a control block of musl: its own address, and those of the previous and the next thread.
+/// Offsets of words of musl's control block, which begins with its own address: those of the previous and the next thread.
 const PREVIOUS: u64 = 16;
 const NEXT: u64 = 24;
-/// The part of it in which the start and the size of the stack are.
+/// Size of the part of musl's control block in which the start and the size of the stack are.
 const MUSL_BLOCK_BYTES: u64 = 0x100;
 
 /// Adds the stacks of all threads in the list of one. Returns whether there is a list.
@@ -182,7 +182,7 @@ fn add_listed(memory: &RunningMemory<'_>, first: u64, listed: &mut BTreeMap<Targ
 /// Pairs of adjacent words that can be the start and the size of a stack with this address.
 fn bounds(memory: &RunningMemory<'_>, start: u64, end: u64, of: TargetAddr) -> impl Iterator<Item = Span> {
     let start = start.next_multiple_of(WORD_BYTES);
-    // The block may begin in the first page of what is resident.
+    // The block may begin in the first resident page.
     let around = memory.present(TargetAddr(start)..TargetAddr(end)).into_iter().find(|span| span.contains(&of));
     let start = around.map_or(start, |span| span.start.0);
     let mut bytes = vec![0; usize::try_from(end.saturating_sub(start)).unwrap_or(0)];

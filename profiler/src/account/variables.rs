@@ -1,5 +1,5 @@
-//! Zero-initialised variables of programs and libraries (`.bss`): anonymous memory behind the file's own mappings, which the kernel
-//! merges with what the process maps there. The headers in the file say where they end.
+//! Zero-initialised variables of programs and libraries (`.bss`): anonymous memory behind the file's own mappings, which the
+//! kernel merges with other mappings of the process. The headers in the file state where the variables end.
 
 use std::collections::BTreeMap;
 
@@ -10,9 +10,9 @@ use crate::linux::proc::smaps::MappedMemory;
 use crate::linux::process_memory;
 use crate::memory::Span;
 
-/// Mappings of one file.
+/// Maximum number of mappings of one file.
 const PARTS_MAX: usize = 16;
-/// Of an ELF file: the header and the program headers of usual files.
+/// Number of bytes that are read of an ELF file: the header and the program headers of usual files.
 const HEADER_BYTES: usize = 4096;
 const PAGE_BYTES: u64 = 4096;
 
@@ -23,7 +23,7 @@ pub(crate) struct Variables {
 }
 
 impl Variables {
-    /// By rising address. `mapped` is, too.
+    /// Spans of the variables by rising address; `mapped` is in rising order, too.
     pub(crate) fn spans(&mut self, pid: Pid, mapped: &[MappedMemory]) -> Vec<Span> {
         let (mut ends, mut found) = (BTreeMap::new(), Vec::new());
         for (at, memory) in mapped.iter().enumerate() {
@@ -44,7 +44,7 @@ impl Variables {
     }
 }
 
-/// Where the file is mapped whose mappings end at an address.
+/// Address at which the file is mapped whose mappings end at `end`.
 fn module_start(before: &[MappedMemory], end: TargetAddr) -> Option<TargetAddr> {
     let RegionKind::File { path } = &before.last().filter(|memory| memory.region.end == end)?.region.kind else {
         return None;
@@ -56,7 +56,7 @@ fn module_start(before: &[MappedMemory], end: TargetAddr) -> Option<TargetAddr> 
 
 /// The end of a module's memory by the headers at its start.
 fn module_end(pid: Pid, start: TargetAddr) -> Option<TargetAddr> {
-    // Otherwise, it would be read from a file system that may not answer.
+    // Without the page in memory, the headers would be read from a file system that may not answer.
     process_memory::has_file_page(pid, start.0).ok().filter(|has_page| *has_page)?;
     let mut bytes = vec![0; HEADER_BYTES];
     let read = process_memory::read(pid, &[(start.0, HEADER_BYTES)], &mut bytes).ok()?;
@@ -64,9 +64,9 @@ fn module_end(pid: Pid, start: TargetAddr) -> Option<TargetAddr> {
 }
 
 fn end_by_headers(bytes: &[u8], start: u64) -> Option<u64> {
-    /// Of a segment that is loaded (`PT_LOAD`).
+    /// Type of a segment that is loaded (`PT_LOAD`).
     const LOADED: u32 = 1;
-    /// `\x7fELF`, 64 bits, little-endian.
+    /// Start of an ELF file: `\x7fELF`, 64 bits, little-endian.
     const MAGIC: &[u8] = b"\x7fELF\x02\x01";
     let half = |at: usize| Some(usize::from(u16::from_le_bytes(*bytes.get(at..)?.first_chunk()?)));
     let word = |at: usize| Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?));

@@ -10,7 +10,7 @@ pub(crate) const GLIBC: AllocatorSpec = AllocatorSpec {
     fingerprints: &["gnu_get_libc_version", "__libc_malloc"],
     may_be,
     calls_back: &["reallocarray"],
-    // From the disassembly of Debian 12's 2.36.
+    // Source: the disassembly of Debian 12's 2.36.
     is_leaf: |function| matches!(function, "malloc" | "calloc"),
     calls_known: |_, _| true,
     ..AllocatorSpec::named("libc")
@@ -25,13 +25,14 @@ pub(crate) const MUSL: AllocatorSpec = AllocatorSpec {
     fingerprints: &["__libc_malloc_impl"],
     may_be: |candidate| !candidate.is_executable || candidate.is_static,
     calls_back: &["calloc", "reallocarray", "memalign", "posix_memalign", "valloc"],
-    // From the disassembly of 1.2.3.
+    // Source: the disassembly of 1.2.3.
     is_leaf: |function| function == "malloc",
     calls_known: |_, _| true,
     ..AllocatorSpec::named("musl")
 };
 
-/// A program may export `__libc_malloc` to replace libc's (chromium does), and other allocators export it too.
+/// Whether a module may be glibc. A program may export `__libc_malloc` to replace libc's (chromium does), and other allocators
+/// export it too.
 fn may_be(candidate: &Candidate) -> bool {
     if candidate.is_executable {
         // Another malloc may be linked in before glibc's.

@@ -1,6 +1,7 @@
 //! User-defined functions: `[HEAP=]LIB:FUNCTION(KEY=VALUE, …)[@INTERVAL]` (docs/hooks.md).
-//! The presence of `size`, `ptr` and `old` determines the shape: a function that takes a block frees it, one that returns one
-//! allocates, one that does both reallocates. `entry` keeps the return alone: the block is an argument, or not known.
+//! The presence of `size`, `ptr` and `old` determines the shape: a function that takes a block frees it, a function that returns
+//! a block allocates, and one that does both reallocates. `entry` leaves the return alone: the block is an argument, or not
+//! known.
 
 use std::fmt;
 use std::ops::Range;
@@ -15,7 +16,7 @@ use super::spec::HookSpec;
 use crate::process::pattern::ModulePattern;
 
 const HEAP_NAME_BYTES_MAX: usize = 64;
-/// Heap of functions in any module, unless one is given.
+/// Name of the heap of functions in any module, unless one is given.
 const DEFAULT_HEAP: &str = "custom";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +25,7 @@ pub struct CustomHook {
     pub modules: ModulePattern,
     /// The function. Its name is leaked, once per parsed hook.
     pub spec: HookSpec,
-    /// Mean bytes between the heap's samples, if it differs from the recording's.
+    /// Mean bytes between the heap's samples, if the interval differs from the recording's.
     pub interval_bytes: Option<u32>,
 }
 
@@ -35,10 +36,10 @@ pub struct HookError {
     reason: String,
 }
 
-/// Maximum characters of a text in an error, and maximum before the position.
+/// Maximum number of characters of a text in an error, and maximum before the position.
 const SHOWN_MAX: usize = 160;
 const SHOWN_BEFORE_MAX: usize = 80;
-/// Maximum characters of a reason, which may contain a mangled name.
+/// Maximum number of characters of a reason, which may contain a mangled name.
 const REASON_MAX: usize = 280;
 
 fn start_of(text: &str, count_max: usize) -> String {
@@ -212,7 +213,7 @@ struct Keys {
     old: Option<usize>,
     out: Option<usize>,
     returned: bool,
-    /// Argument that is the block.
+    /// Number of the argument that is the block.
     block: Option<usize>,
     flags: Vec<&'static str>,
 }
@@ -322,7 +323,7 @@ impl Keys {
         })
     }
 
-    /// A hook whose return is left alone.
+    /// Parses a hook whose return is left alone.
     fn entry_spec(&self, name: &str, inside: Part<'_>) -> Result<HookSpec, HookError> {
         if self.returned || self.out.is_some() {
             let reason = "with `entry`, the block must be an argument: `ptr=argN`, or no `ptr` if it is not known";

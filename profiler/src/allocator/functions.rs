@@ -4,7 +4,7 @@ use super::spec::{HookSpec, Table};
 
 /// Freeing functions come first in every table: they are attached first, so that no free of a tracked block is missed.
 pub(crate) const C: Table = Table(&[
-    // `free_…sized`: C23 7.24.3.3 and 7.24.3.4, glibc 2.42. `vfree`: from Solaris, in mimalloc and others.
+    // Sources: `free_…sized` is C23 7.24.3.3 and 7.24.3.4, glibc 2.42; `vfree` is from Solaris, in mimalloc and others.
     HookSpec::free("free cfree free_sized free_aligned_sized vfree", 0),
     HookSpec::alloc("malloc valloc", 0),
     HookSpec::alloc("calloc", 0).times(1),
@@ -16,7 +16,7 @@ pub(crate) const C: Table = Table(&[
     HookSpec::alloc("pvalloc", 0).page_rounded(),
 ]);
 
-/// Other names of the same functions. Nearly always they are at the addresses of [`C`], and are then not reported.
+/// Other names of the functions in [`C`]. Nearly always they are at the same addresses, and are then not reported.
 pub(crate) const C_ALIASES: Table = Table(&[
     HookSpec::free("__libc_free __libc_cfree", 0),
     HookSpec::alloc("__libc_malloc __libc_valloc", 0),
@@ -27,13 +27,13 @@ pub(crate) const C_ALIASES: Table = Table(&[
     HookSpec::alloc("__libc_pvalloc", 0).page_rounded(),
 ]);
 
-/// Without these, the profile is incomplete; few programs call the others.
+/// Functions without which the profile is incomplete; few programs call others.
 pub(crate) const C_REQUIRED: &[&str] = &["malloc", "free", "calloc", "realloc"];
 
-/// C++'s operators new and delete, as mangled by the Itanium ABI (5.1.5; `m` is `std::size_t`). Hooked only in modules that
-/// implement them on their own allocator: those of libstdc++ and libc++ call `malloc`, which is hooked anyway.
-/// Those with `__hot_cold_t` are clang's and Google's tcmalloc's. A replacement that is built without exceptions terminates the
-/// program where another throws, and cannot be distinguished.
+/// C++'s operators new and delete, as mangled by the Itanium ABI (5.1.5; `m` is `std::size_t`). They are hooked only in modules
+/// that implement them on their own allocator: those of libstdc++ and libc++ call `malloc`, which is hooked anyway. Operators
+/// with `__hot_cold_t` are clang's and Google's tcmalloc's. A replacement that is built without exceptions terminates the program
+/// where another throws, and cannot be distinguished.
 pub(crate) const OPERATORS: Table = Table(&[
     HookSpec::free(
         "_ZdlPv _ZdlPvm _ZdlPvRKSt9nothrow_t _ZdlPvSt11align_val_t _ZdlPvmSt11align_val_t \
@@ -71,9 +71,9 @@ pub(crate) const RUST: Table = Table(&[
 pub(crate) const RUST_HEAP: &str = "rust";
 pub(crate) const RUST_DEFINING: &str = "__rust_alloc";
 
-/// The C library's mapping functions, as a heap of their own: [`MMAP`](super::selection::MMAP).
-/// Only anonymous memory is counted, by the requested lengths in whole pages (of huge pages: in whole huge pages), touched or
-/// not. Every call is recorded, at any interval, with its actual size.
+/// The C library's mapping functions, as a heap of their own: [`MMAP`](super::selection::MMAP). Only anonymous memory is counted,
+/// by the requested lengths in whole pages (of huge pages: in whole huge pages), touched or not. Every call is recorded, at any
+/// interval, with its actual size.
 ///
 /// Not recorded are direct system calls: those of a program (`syscall(SYS_mmap, …)`, the Go runtime), those that the C library
 /// makes without its own wrappers, the dynamic linker's mappings of modules, and the kernel's own mappings. `brk` is not hooked,

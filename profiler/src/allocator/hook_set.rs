@@ -22,7 +22,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HookSet {
     functions: Vec<CustomFunction>,
-    /// In the order in which they were defined.
+    /// Heaps in the order in which they were defined.
     heaps: Vec<Heap>,
 }
 
@@ -30,7 +30,7 @@ pub struct HookSet {
 struct Heap {
     name: String,
     interval_bytes: Option<u32>,
-    /// What users can do if the functions are inlined, for which they are checked.
+    /// Advice to users if the functions are inlined, for which they are checked.
     if_inlined: Option<String>,
 }
 
@@ -39,7 +39,7 @@ pub struct CustomFunction {
     pub heap: String,
     pub modules: Vec<ModulePattern>,
     pub spec: HookSpec,
-    /// Defined by the user, not by a built-in spec, which includes functions of other versions.
+    /// Whether the function was defined by the user, and not by a built-in spec, which includes functions of other versions.
     pub required: bool,
 }
 
@@ -176,7 +176,7 @@ impl HookSet {
         self.heap(heap)?.interval_bytes
     }
 
-    /// What to do instead if functions of the heap are inlined; `None` if they are not to be checked for it.
+    /// Advice to users if functions of the heap are inlined; `None` if functions are not to be checked for that.
     pub fn advice_if_inlined(&self, heap: &str) -> Option<&str> {
         self.heap(heap)?.if_inlined.as_deref()
     }

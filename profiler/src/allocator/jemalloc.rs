@@ -44,7 +44,8 @@ pub(crate) const ALLOCATOR: AllocatorSpec = AllocatorSpec {
     ..AllocatorSpec::named("jemalloc")
 };
 
-/// Both families under each prefix: jemalloc's usual one, and those of the Rust crates `tikv-jemalloc-sys` and `jemalloc-sys`.
+/// Both families of functions under each prefix: jemalloc's usual one, and those of the Rust crates `tikv-jemalloc-sys` and
+/// `jemalloc-sys`.
 const PREFIXED: &[Table] = &[
     malloc_family!("je_"),
     own_family!("je_"),
@@ -54,7 +55,7 @@ const PREFIXED: &[Table] = &[
     own_family!("_rjem_je_"),
 ];
 
-/// Names without prefix of the functions that Rust programs call.
+/// Unprefixed names of the functions that Rust programs call.
 const REQUIRED_FUNCTIONS: &[&str] =
     &["malloc", "free", "calloc", "realloc", "mallocx", "rallocx", "dallocx", "sdallocx"];
 
@@ -63,9 +64,9 @@ fn plain(function: &str) -> &str {
     longest_first.iter().find_map(|prefix| function.strip_prefix(prefix)).unwrap_or(function)
 }
 
-/// From the disassembly of 5.3.0. No function of the tables is called by a public name except those omitted here, at any level
-/// of optimisation. jemalloc's operators call `malloc` if memory is exhausted, which is sampled as a separate allocation. The
-/// aligned operators call `aligned_alloc`.
+/// Whether a function calls no hooked one, from the disassembly of 5.3.0. No function of the tables is called by a public name
+/// except those omitted here, at any level of optimisation. jemalloc's operators call `malloc` if memory is exhausted, which is
+/// sampled as a separate allocation. The aligned operators call `aligned_alloc`.
 fn is_leaf(function: &str) -> bool {
     const LEAVES: &str = "malloc calloc realloc posix_memalign aligned_alloc memalign valloc mallocx rallocx xallocx _Znwm \
                           _Znam _ZnwmRKSt9nothrow_t _ZnamRKSt9nothrow_t";

@@ -1,7 +1,6 @@
-//! mimalloc's own functions. Those that take a heap take it as their first argument.
-//! `mi_heap_destroy` frees all blocks of a heap at once, which a hook on single blocks cannot observe: the blocks stay in the
-//! ledger until their addresses are allocated again. The size that `mi_strdup` and similar functions allocate is not an argument,
-//! so their blocks are not recorded.
+//! mimalloc's own functions. Functions that take a heap take it as their first argument. `mi_heap_destroy` frees all blocks of a
+//! heap at once, which a hook on single blocks cannot observe: the blocks stay in the ledger until their addresses are allocated
+//! again. The size that `mi_strdup` and similar functions allocate is not an argument, so their blocks are not recorded.
 
 use super::spec::{AllocatorSpec, HookSpec, Table, malloc_is};
 
@@ -71,11 +70,11 @@ const FUNCTIONS: Table = Table(&[
     HookSpec::realloc("mi_heap_reallocf", 1, 2).frees_on_failure(),
     HookSpec::alloc("mi_heap_alloc_new", 1).may_throw(),
     HookSpec::alloc("mi_heap_alloc_new_n", 1).times(2).may_throw(),
-    // In place: returns the block, or null if the block is unchanged, as a failed realloc.
+    // This function works in place: it returns the block, or null if the block is unchanged, as a failed realloc.
     HookSpec::realloc("mi_expand mi__expand", 0, 1),
 ]);
 
-/// From the disassembly of 2.0.9.
+/// Functions that call no hooked one, from the disassembly of 2.0.9.
 const LEAVES: &str = "malloc calloc mi_malloc mi_calloc mi_zalloc mi_malloc_small mi_zalloc_small mi_heap_malloc mi_heap_zalloc \
     mi_heap_calloc mi_heap_mallocn mi_heap_malloc_small mi_heap_malloc_aligned_at mi_heap_zalloc_aligned_at \
     mi_heap_alloc_new mi_heap_alloc_new_n mi_new mi_new_n mi_new_nothrow _Znwm _Znam";

@@ -1,4 +1,4 @@
-//! Allocators: their functions, and which of these a target's calls reach.
+//! Allocators: their functions, and which of these functions a target's calls reach.
 
 mod c_libraries;
 pub(crate) mod custom;

@@ -1,7 +1,7 @@
-//! Functions whose return address must not be replaced, which every hook but those of the entry does: what reads that address
-//! meets heapbpf's instead, and the program dies.
+//! Functions whose return address must not be replaced, which every hook but those of the entry does: code that reads the address
+//! finds heapbpf's instead, and the program dies.
 
-/// Why a function's return must not be probed, by its symbol: `None` if nothing is known against it.
+/// Reason why a function's return must not be probed, by its symbol; `None` if no reason is known.
 pub(crate) fn reason(function: &str) -> Option<&'static str> {
     let is_listed = |names: &[&str]| names.contains(&function);
     if is_of_v8(function) {
@@ -44,8 +44,8 @@ const UNWINDING: &[&str] = &[
     "_Unwind_ForcedUnwind",
 ];
 
-/// Runtime functions and builtins of V8, which its generated code calls: `v8::internal::Runtime_…` and `Builtin_…`, mangled after
-/// the Itanium C++ ABI, and the generated `Builtins_…`.
+/// Whether a function is a runtime function or builtin of V8, which V8's generated code calls: `v8::internal::Runtime_…` and
+/// `Builtin_…`, mangled after the Itanium C++ ABI, and the generated `Builtins_…`.
 fn is_of_v8(function: &str) -> bool {
     let Some(nested) = function.strip_prefix("_ZN2v88internal") else {
         return function.starts_with("Builtins_");
@@ -54,8 +54,8 @@ fn is_of_v8(function: &str) -> bool {
     name.starts_with("Runtime_") || name.starts_with("Builtin_") && !name.starts_with("Builtin_Impl_")
 }
 
-/// Whether a function of a Go program is Go's, by its symbol: these have the package before the first dot. Functions in C have
-/// none, unless the compiler has split them (`parse.cold`, `parse.part.0`).
+/// Whether a function of a Go program is Go's, by its symbol: Go's symbols have the package before the first dot. Functions in C
+/// have none, unless the compiler has split them (`parse.cold`, `parse.part.0`).
 pub(crate) fn is_go(function: &str) -> bool {
     let Some((_, name)) = function.split_once('.') else {
         return function.starts_with("_cgoexp_");
@@ -67,7 +67,7 @@ pub(crate) fn is_go(function: &str) -> bool {
 
 pub(crate) const GO: &str = "Go moves the stacks of its functions, with their return addresses";
 
-/// The error for a hook that needs the return of such a function.
+/// Error for a hook that needs the return of a function whose return must not be probed.
 pub(crate) fn refusal(function: &str, reason: &str) -> String {
     format!("the return of `{function}` must not be probed: {reason}; use `entry`, which leaves the return alone")
 }

@@ -1,9 +1,9 @@
 //! Finds the functions that a target's calls reach. Pure: the definitions of modules are an argument.
 //!
-//! Which definition of a name a call reaches depends on the caller. By default it is the first in the dynamic linker's order,
-//! and the module whose `malloc` that is serves the process. But a plug-in that is linked with `-Bsymbolic` or opened with
-//! `RTLD_DEEPBIND`, and modules loaded by `dlmopen`, reach another; and a program may have an allocator under a prefix beside the
-//! one with the plain names. An unused hook costs the target nothing, so all of them are hooked, and
+//! Which definition of a name a call reaches depends on the caller. By default it is the first in the dynamic linker's order, and
+//! the module with that `malloc` serves the process. But a plug-in that is linked with `-Bsymbolic` or opened with
+//! `RTLD_DEEPBIND`, and modules loaded by `dlmopen`, reach another definition; and a program may have an allocator under a prefix
+//! beside the one with the plain names. An unused hook costs the target nothing, so all definitions are hooked, and
 //! [`ResolvedHook::reached_by_default`] distinguishes them.
 
 use profiler_common::hook::CallShape;
@@ -31,9 +31,9 @@ fn supported() -> String {
 
 #[derive(Clone)]
 struct Identity {
-    /// `None` for an unknown one: a program's own, or a library that wraps another allocator.
+    /// Known allocator of the module; `None` for a program's own, or a library that wraps another allocator.
     allocator: Option<&'static AllocatorSpec>,
-    /// The allocator's heap, or the module's file name.
+    /// Name of the allocator's heap, or the module's file name.
     heap: String,
     calls_known: bool,
 }
@@ -69,7 +69,7 @@ impl Identity {
         self.allocator.is_some_and(|allocator| allocator.calls_back.contains(&function))
     }
 
-    /// If false, operators new and delete in this module are taken to be the allocator's own.
+    /// Whether the module is a C library. If not, operators new and delete in the module are taken to be the allocator's own.
     fn is_c_library(&self) -> bool {
         self.allocator.is_some_and(|allocator| allocator.is_c_library)
     }
@@ -83,22 +83,23 @@ fn file_name(path: &str) -> &str {
 pub(crate) struct ResolvedHook {
     pub spec: HookSpec,
     pub module: ModuleId,
-    /// The module's path in the target.
+    /// Path of the module in the target.
     pub path: String,
-    /// The module is a Go program.
+    /// Whether the module is a Go program.
     pub is_go: bool,
-    /// The user has defined it.
+    /// Whether the user has defined the hook.
     pub is_custom: bool,
     pub offset: FileOffset,
-    /// 0 if unknown.
+    /// Size of the function; 0 if unknown.
     pub size_bytes: u64,
     pub heap: String,
     pub aliases: Vec<&'static str>,
-    /// Code that the function reaches through pointers calls no hooked function.
+    /// Whether code that the function reaches through pointers calls no hooked function.
     pub calls_known: bool,
     /// Return addresses of nested calls, by hooked functions that are not followed unless sampled; relative to the entry.
     pub nested_returns: Vec<i64>,
-    /// Ordinary calls of its name reach it, or it is user-defined. A heap without such a hook is in use only if it has events.
+    /// Whether ordinary calls of the function's name reach it, or it is user-defined. A heap without such a hook is in use only
+    /// if it has events.
     pub reached_by_default: bool,
     pub required: bool,
 }
@@ -123,7 +124,7 @@ pub(crate) enum NoAllocator {
     None(Option<String>),
     #[error("cannot inspect `{program}`: {1}", program = Shown::of(.0))]
     Unreadable(String, ObjectError),
-    /// Only heaps that are not selected were found. A selected one may still be loaded.
+    /// Only heaps that are not selected were found. A selected heap may still be loaded.
     #[error(
         "{} has none of the selected heaps ({selected}); available: `{}`; select one with `--heap`",
         shown(.program.as_deref()), .heaps.join("`, `")
@@ -131,7 +132,7 @@ pub(crate) enum NoAllocator {
     NotSelected { program: Option<String>, selected: String, heaps: Vec<String> },
 }
 
-/// A function of LeakSanitizer, also as a part of AddressSanitizer: it traces the threads of its process.
+/// Name of a function of LeakSanitizer, also as a part of AddressSanitizer: LeakSanitizer traces the threads of its process.
 pub(crate) const LEAK_SANITIZER: &str = "__lsan_do_leak_check";
 
 pub(crate) fn symbols(hooks: &HookSet) -> Vec<&'static str> {
@@ -148,7 +149,7 @@ pub(crate) fn symbols(hooks: &HookSet) -> Vec<&'static str> {
     names
 }
 
-/// The hooks for a target with these modules: by module in the linker's order, freeing functions first.
+/// Hooks for a target with these modules: by module in the linker's order, freeing functions first.
 pub(crate) fn resolve(
     candidates: &[Candidate],
     hooks: &HookSet,
@@ -193,16 +194,16 @@ pub(crate) fn resolve(
 
 /// Follows every allocating call of these hooks to its return, sampled or not. Required for all hooks of a process in which
 /// `mmap` is recorded too: memory that an allocator maps for itself is counted as the blocks that it allocates there, and only a
-/// followed call identifies nested calls.
-/// Memory that an allocator maps in a free, or on a thread of its own, is not nested in such a call.
+/// followed call identifies nested calls. Memory that an allocator maps in a free, or on a thread of its own, is not nested in
+/// such a call.
 fn follow_all(hooks: &mut [ResolvedHook]) {
     for hook in hooks.iter_mut().filter(|hook| hook.spec.shape != CallShape::Free) {
         hook.spec.delegates = true;
     }
 }
 
-/// The linker's search order. If its list is unknown: the program, libraries, then C libraries, whose functions the others
-/// replace. Modules that are not in the list come last.
+/// Position of a module in the linker's search order. If the linker's list is unknown: the program, libraries, then C libraries,
+/// whose functions the others replace. Modules that are not in the list come last.
 fn search_order(candidate: &Candidate) -> impl Ord + use<> {
     let guess = match (candidate.is_executable, defines_malloc(candidate)) {
         (true, _) => 0,
@@ -212,7 +213,7 @@ fn search_order(candidate: &Candidate) -> impl Ord + use<> {
     (candidate.link.is_none() && !candidate.is_executable, candidate.link, guess)
 }
 
-/// A program that has one of these alone has a function of that name by chance.
+/// Names of a hidden malloc family. A program that has only one of these functions has its name by chance.
 const HIDDEN_FAMILY: [&str; 2] = [DEFINING_FUNCTION, "free"];
 
 fn defines_malloc(candidate: &Candidate) -> bool {
@@ -223,7 +224,7 @@ struct Role<'a> {
     heap: &'a str,
     reached_by_default: bool,
     required: bool,
-    /// An alias of a hooked function is not reported.
+    /// Whether aliases of hooked functions are not reported.
     silent: bool,
 }
 
@@ -240,7 +241,8 @@ impl<'a> Found<'a> {
         Self { candidate, identity, hooks: Vec::new(), by_offset: FxHashMap::default() }
     }
 
-    /// Two names of one function (`memalign` and `aligned_alloc` in some libcs) get one probe, or calls count twice.
+    /// Adds a function. Two names of one function (`memalign` and `aligned_alloc` in some libcs) get one probe: otherwise, calls
+    /// would count twice.
     fn add(&mut self, spec: HookSpec, function: &DefinedFunction, role: &Role<'_>) {
         if let Some(&at) = self.by_offset.get(&function.offset) {
             let same = &mut self.hooks[at];
@@ -296,7 +298,7 @@ impl Resolution<'_> {
         wanted
     }
 
-    /// User-defined functions come first: they override known ones.
+    /// Adds user-defined functions, which come first: they override known ones.
     fn custom(&mut self, found: &mut Found<'_>, hooks: &HookSet) {
         let candidate = found.candidate;
         for custom in hooks.functions().iter().filter(|custom| custom.may_be_in(&candidate.path)) {
@@ -313,7 +315,7 @@ impl Resolution<'_> {
         found.hooks.iter_mut().for_each(|hook| hook.is_custom = true);
     }
 
-    /// A module's malloc family, if it has one, and other functions without a prefix that belong to it.
+    /// Adds a module's malloc family, if it has one, and other functions without a prefix that belong to it.
     fn plain(&mut self, found: &mut Found<'_>, is_winner: bool) {
         let (candidate, identity) = (found.candidate, found.identity.clone());
         if !defines_malloc(candidate) {
@@ -329,11 +331,11 @@ impl Resolution<'_> {
         let specs = tables.flat_map(|table| table.iter().map(|spec| (spec, false)));
         for (spec, is_alias) in specs.chain(functions::C_ALIASES.iter().map(|spec| (spec, true))) {
             let Some(function) = candidate.exported(spec.function) else { continue };
-            // In a static program, these are internal functions of musl.
+            // In a static program, aliases are internal functions of musl.
             if is_alias && function.source == SymbolSource::Static {
                 continue;
             }
-            // If another allocator precedes libc, these return its blocks. libc's other functions do not call it.
+            // If another allocator precedes libc, these functions return its blocks. libc's other functions do not call it.
             if !is_winner && identity.calls_back(spec.function) {
                 continue;
             }
@@ -349,8 +351,8 @@ impl Resolution<'_> {
         }
     }
 
-    /// The malloc family of a program that the linker has made local: of hidden visibility, or of a library that was linked with
-    /// `--exclude-libs`. The program's own calls reach it, those of libraries do not.
+    /// Adds the malloc family of a program that the linker has made local: of hidden visibility, or of a library that was linked
+    /// with `--exclude-libs`. The program's own calls reach it, those of libraries do not.
     fn hidden(&mut self, found: &mut Found<'_>) {
         let (candidate, identity) = (found.candidate, found.identity.clone());
         let is_family = HIDDEN_FAMILY.iter().all(|name| candidate.hidden(name).is_some());
@@ -369,7 +371,7 @@ impl Resolution<'_> {
         }
     }
 
-    /// Allocators under names of their own. These names are unique, so local functions count too.
+    /// Adds allocators under names of their own. These names are unique, so local functions count too.
     fn prefixed(&mut self, found: &mut Found<'_>, is_winner: bool) {
         let candidate = found.candidate;
         for allocator in ALLOCATORS {
@@ -390,7 +392,7 @@ impl Resolution<'_> {
         }
     }
 
-    /// Mapping functions of C libraries; in other modules they are an interposer's, which calls these.
+    /// Adds mapping functions of C libraries; in other modules they are an interposer's, which calls those of the C library.
     fn mappings(&mut self, found: &mut Found<'_>) {
         let candidate = found.candidate;
         if !found.identity.is_c_library() || !self.selection.wants(MMAP) {
@@ -422,7 +424,7 @@ fn refined(identity: &Identity, spec: HookSpec) -> HookSpec {
     if identity.is_leaf(spec.function) { spec.leaf() } else { spec }
 }
 
-/// Of a process, the program may be unknown.
+/// Text for the program of a process, which may be unknown.
 fn shown(program: Option<&str>) -> String {
     program.map_or_else(|| "the program".to_owned(), |path| format!("`{}`", Shown::of(path)))
 }

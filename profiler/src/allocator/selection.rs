@@ -8,13 +8,13 @@ use thiserror::Error;
 
 use crate::units::parse_bytes;
 
-/// The heap of mappings. Recorded on request only: other heaps allocate most of the mapped memory.
+/// Name of the heap of mappings. It is recorded on request only: other heaps allocate most of the mapped memory.
 pub(crate) const MMAP: &str = "mmap";
 pub(crate) const ALL: &str = "all";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeapSelection {
-    /// Only these; empty means [`ALL`], which may also stand beside others (`all`, `mmap`).
+    /// Names of the only heaps to record; empty means [`ALL`], which may also stand beside others (`all`, `mmap`).
     pub only: Vec<String>,
     pub excluded: Vec<String>,
     pub intervals: Vec<HeapInterval>,
@@ -27,13 +27,13 @@ impl HeapSelection {
         (default || named(heap)) && !self.excluded.iter().any(|excluded| excluded == heap)
     }
 
-    /// The heap's own interval in bytes, if it has one. The last one given counts.
+    /// The heap's own interval in bytes, if it has one. The last interval given counts.
     pub fn interval_bytes(&self, heap: &str) -> Option<u32> {
         self.intervals.iter().rev().find(|interval| interval.heap == heap).map(|interval| interval.bytes)
     }
 }
 
-/// `` `libc`, `cuda` ``, `` all but `jemalloc` ``.
+/// Writes the selection as in `` `libc`, `cuda` `` or `` all but `jemalloc` ``.
 impl fmt::Display for HeapSelection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.only.as_slice() {

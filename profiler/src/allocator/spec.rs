@@ -1,36 +1,37 @@
-//! What heapbpf knows of an allocator and its functions. Each allocator is a constant in a file of its own, and a line in
+//! Built-in knowledge of an allocator and its functions. Each allocator is a constant in a file of its own, and a line in
 //! [`ALLOCATORS`](super::resolve::ALLOCATORS).
 
 use profiler_common::hook::CallShape;
 
 use crate::process::definitions::Candidate;
 
-/// A module that does not define it has no malloc.
+/// Name of a function that every malloc defines: a module without it has no malloc.
 pub(crate) const DEFINING_FUNCTION: &str = "malloc";
 
 pub(crate) struct AllocatorSpec {
     pub heap: &'static str,
     pub title: &'static str,
-    /// A C library: other allocators replace its functions, and operators new and delete in the same module are libstdc++'s.
+    /// Whether the allocator is a C library's: other allocators replace its functions, and operators new and delete in the same
+    /// module are libstdc++'s.
     pub is_c_library: bool,
     pub is_library: fn(path: &str, file: &str) -> bool,
     /// Symbols that only this allocator defines.
     pub fingerprints: &'static [&'static str],
     pub may_be: fn(&Candidate) -> bool,
-    /// Other symbols that the functions here look up.
+    /// Other symbols that the functions of this specification search for.
     pub other_symbols: &'static [&'static str],
-    /// Functions with names of its own, in tables. They may be in any module beside another allocator's malloc.
+    /// Tables of functions with names of the allocator's own. They may be in any module beside another allocator's malloc.
     pub own_functions: &'static [Table],
-    /// Whether a profile of a program that uses `own_functions` is incomplete without this one.
+    /// Whether a profile of a program that uses `own_functions` is incomplete without this function.
     pub is_required: fn(function: &str) -> bool,
-    /// Functions beside the C library's and C++'s, which belong to the malloc of their module.
+    /// Functions beside the C library's and C++'s that belong to the malloc of their module.
     pub plain_functions: Table,
     /// Functions that only call another one by its public name, which may be another allocator's.
     pub calls_back: &'static [&'static str],
     /// Whether the function calls no other function of the tables, in the builds for which `calls_known` is true: then its
     /// unsampled calls need not be followed to their return, which saves a trap. A wrong entry would count some blocks twice.
     pub is_leaf: fn(function: &str) -> bool,
-    /// Whether a module is a build of which `is_leaf` is known, by its file name and symbols.
+    /// Whether a module is a build for which `is_leaf` is known, by its file name and symbols.
     pub calls_known: fn(&Candidate, file: &str) -> bool,
 }
 
@@ -64,7 +65,7 @@ pub(crate) fn same_code(candidate: &Candidate, one: &str, other: &str) -> bool {
     offset(one).is_some() && offset(one) == offset(other)
 }
 
-/// Functions by signature: `function` lists the names of all functions that have it, separated by spaces.
+/// Functions by signature: `function` lists the names of all functions with the same signature, separated by spaces.
 #[derive(Clone, Copy)]
 pub(crate) struct Table(pub &'static [HookSpec]);
 
@@ -86,16 +87,16 @@ pub struct HookSpec {
     /// Argument with the old block or range, or the address that the new one is stored at.
     pub pointer: Option<usize>,
     pub page_rounded: bool,
-    /// It calls another function of the tables, in at least one allocator.
+    /// Whether the function calls another function of the tables, in at least one allocator.
     pub delegates: bool,
-    /// As `delegates`, but only if the old block is null.
+    /// Whether the function calls another function of the tables only if the old block is null.
     pub delegates_null: bool,
     pub may_throw: bool,
     pub frees_on_failure: bool,
 }
 
 impl HookSpec {
-    /// `function(size) -> block`
+    /// A function of the form `function(size) -> block`.
     pub const fn alloc(function: &'static str, size: usize) -> Self {
         Self {
             function,
@@ -111,52 +112,52 @@ impl HookSpec {
         }
     }
 
-    /// `function(&block, …) -> error`
+    /// A function of the form `function(&block, …) -> error`.
     pub const fn alloc_out(function: &'static str, out: usize, size: usize) -> Self {
         Self { shape: CallShape::AllocOut, pointer: Some(out), ..Self::alloc(function, size) }
     }
 
-    /// `function(block, size) -> block`
+    /// A function of the form `function(block, size) -> block`.
     pub const fn realloc(function: &'static str, block: usize, size: usize) -> Self {
         Self { shape: CallShape::Realloc, pointer: Some(block), ..Self::alloc(function, size) }
     }
 
-    /// `function(block, size, …) -> new size`
+    /// A function of the form `function(block, size, …) -> new size`.
     pub const fn resize(function: &'static str, block: usize, size: usize) -> Self {
         Self { shape: CallShape::Resize, pointer: Some(block), ..Self::alloc(function, size) }
     }
 
-    /// `function(block)`
+    /// A function of the form `function(block)`.
     pub const fn free(function: &'static str, block: usize) -> Self {
         Self { shape: CallShape::Free, pointer: Some(block), delegates: false, ..Self::alloc(function, 0) }
     }
 
-    /// `function(size)`, recorded at its entry
+    /// A function of the form `function(size)` that is recorded at its entry.
     pub const fn entry(function: &'static str, size: usize) -> Self {
         Self { shape: CallShape::Entry, ..Self::alloc(function, size) }
     }
 
-    /// `function(block, size)`, recorded at its entry
+    /// A function of the form `function(block, size)` that is recorded at its entry.
     pub const fn entry_of(function: &'static str, block: usize, size: usize) -> Self {
         Self { pointer: Some(block), ..Self::entry(function, size) }
     }
 
-    /// `function(…, size, …, flags, …) -> start`
+    /// A function of the form `function(…, size, …, flags, …) -> start`.
     pub const fn map(function: &'static str, size: usize, flags: usize) -> Self {
         Self { shape: CallShape::Map, count: Some(flags), ..Self::alloc(function, size) }
     }
 
-    /// `function(start, size) -> error`
+    /// A function of the form `function(start, size) -> error`.
     pub const fn unmap(function: &'static str, start: usize, size: usize) -> Self {
         Self { shape: CallShape::Unmap, pointer: Some(start), ..Self::alloc(function, size) }
     }
 
-    /// `function(start, old_size, size, …) -> start`
+    /// A function of the form `function(start, old_size, size, …) -> start`.
     pub const fn remap(function: &'static str, start: usize, old_size: usize, size: usize) -> Self {
         Self { shape: CallShape::Remap, pointer: Some(start), count: Some(old_size), ..Self::alloc(function, size) }
     }
 
-    /// `function(increment) -> previous end`
+    /// A function of the form `function(increment) -> previous end`.
     pub const fn break_(function: &'static str, increment: usize) -> Self {
         Self { shape: CallShape::Break, ..Self::alloc(function, increment) }
     }

@@ -2,7 +2,7 @@
 
 use super::spec::{AllocatorSpec, HookSpec, Table, malloc_is};
 
-/// Defined by gperftools' checking variant only.
+/// Name of a function that only gperftools' checking variant defines.
 const DEBUG_ALLOCATE: &str = "_ZN11MallocBlock8AllocateEmi";
 
 pub(crate) const ALLOCATOR: AllocatorSpec = AllocatorSpec {
@@ -16,7 +16,7 @@ pub(crate) const ALLOCATOR: AllocatorSpec = AllocatorSpec {
             Some("malloc" | "free" | "calloc" | "realloc" | "Malloc" | "Free" | "Calloc" | "Realloc")
         )
     },
-    // From the disassembly of gperftools 2.10, at any level of optimisation. posix_memalign, valloc and pvalloc call
+    // Source: the disassembly of gperftools 2.10, at any level of optimisation. posix_memalign, valloc and pvalloc call
     // `tc_memalign`. Google's functions have not been inspected.
     is_leaf: |function| {
         matches!(
@@ -51,7 +51,7 @@ const FUNCTIONS: Table = Table(&[
     HookSpec::alloc("tc_new tc_new_aligned tc_newarray tc_newarray_aligned", 0).may_throw(),
 ]);
 
-/// Google's functions. Those that also return the usable size return the block in the same register as all others.
+/// Google's functions. Functions that also return the usable size return the block in the same register as all others.
 const GOOGLE_FUNCTIONS: Table = Table(&[
     HookSpec::free(
         "TCMallocInternalFree TCMallocInternalFreeSized TCMallocInternalFreeAlignedSized TCMallocInternalCfree \

@@ -1,4 +1,4 @@
-//! The tables against each other and against the libraries of distributions.
+//! Tests that compare the tables with each other and with the libraries of distributions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -65,7 +65,7 @@ fn operators_are_marked_as_throwing() {
 const SUSPICIOUS: &[&str] =
     &["alloc", "free", "new", "delete", "_Zn", "_Zd", "dup", "memalign", "realpath", "expand", "destroy"];
 
-/// Functions with such a name that are not hooked, by reason.
+/// Functions with a suspicious name that are not hooked, by reason.
 const NOT_HOOKED: &[(&str, &[&str])] = &[
     (
         "returns a size, an owner or statistics, or sets an option",
@@ -116,7 +116,7 @@ const NOT_HOOKED: &[(&str, &[&str])] = &[
     ("moves the blocks of a heap to another", &["mi_heap_delete"]),
 ];
 
-/// Whether it belongs to gperftools' extension interface, or is a C++ function other than an operator.
+/// Returns whether a function belongs to gperftools' extension interface, or is a C++ function other than an operator.
 fn is_elsewhere(function: &str) -> bool {
     let is_operator = ["_Znw", "_Zna", "_Zdl", "_Zda"].iter().any(|start| function.starts_with(start));
     ["MallocExtension_", "MallocHook_"].iter().any(|start| function.starts_with(start))

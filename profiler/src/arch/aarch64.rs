@@ -1,7 +1,7 @@
 //! Encodings of A64 instructions (Arm Architecture Reference Manual, C4.1 "A64 instruction set encoding").
 //!
-//! What is not known in detail counts as writing all registers that its fields may name: then a register is not trusted,
-//! although it may still have its value.
+//! Instructions that are not known in detail count as writing all registers that their fields may name: then a register is not
+//! trusted, although it may still have its value.
 
 use profiler_common::arch::aarch64::{SP, X16, X17, X30};
 use profiler_common::hook::Register;
@@ -12,24 +12,24 @@ pub(crate) const INSTRUCTION_BYTES: u64 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Word(pub u32);
 
-/// Where execution continues.
+/// The next place of execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Control {
     Next,
-    /// `b`
+    /// The instruction is `b`.
     Jump(u64),
-    /// `b.cond`, `cbz`, `cbnz`, `tbz`, `tbnz`, and newer ones that no kernel emulates (`bc.cond`, `cb`).
+    /// The instruction is `b.cond`, `cbz`, `cbnz`, `tbz`, `tbnz`, or a newer one that no kernel emulates (`bc.cond`, `cb`).
     Branch(u64),
-    /// `bl`
+    /// The instruction is `bl`.
     Call(u64),
-    /// `br`, `blr`, or one that authenticates its address.
+    /// The instruction is `br`, or one that authenticates its address.
     JumpThrough(Register),
     CallThrough(Register),
-    /// `ret`, `retaa`, `retab`, `retaasppc`, `retabsppc`
+    /// The instruction is `ret`, `retaa`, `retab`, `retaasppc` or `retabsppc`.
     Return,
-    /// `svc`
+    /// The instruction is `svc`.
     SystemCall,
-    /// `brk`, `udf` and others that end the program or need privileges.
+    /// The instruction is `brk`, `udf` or another that ends the program or needs privileges.
     Trap,
 }
 
@@ -44,7 +44,7 @@ pub(crate) struct Move {
 pub(crate) struct Access {
     registers: [Option<Register>; 2],
     pub base: Register,
-    /// Bytes from the base to the first word.
+    /// Number of bytes from the base to the first word.
     pub distance: i64,
 }
 
@@ -84,7 +84,7 @@ impl Word {
         Some(Self(u32::from_le_bytes(*bytes.first_chunk()?)))
     }
 
-    /// All of this code, with their addresses.
+    /// All instructions of this code, with their addresses.
     pub(crate) fn all(code: &[u8], start: u64) -> impl Iterator<Item = (u64, Self)> {
         let words = code.as_chunks().0.iter().map(|bytes| Self(u32::from_le_bytes(*bytes)));
         (0..).map(move |index: u64| start.wrapping_add(index * INSTRUCTION_BYTES)).zip(words)
@@ -103,30 +103,30 @@ impl Word {
         self.bits(number, 1) != 0
     }
 
-    /// A register whose number begins at this bit; 31 is the stack pointer or zero, as the instruction decides.
+    /// Register whose number begins at this bit; 31 is the stack pointer or zero, as the instruction decides.
     #[expect(clippy::cast_possible_truncation, reason = "five bits")]
     pub(crate) fn register(self, from: u32) -> Register {
         Register::from_number(self.bits(from, 5) as u8)
     }
 
-    /// The same, where 31 is the zero register.
+    /// Register whose number begins at this bit, where 31 is the zero register.
     fn or_zero(self, from: u32) -> Registers {
         if self.bits(from, 5) == 31 { Registers(0) } else { Registers(1 << self.bits(from, 5)) }
     }
 
-    /// The same, where 31 is the stack pointer.
+    /// Register whose number begins at this bit, where 31 is the stack pointer.
     fn or_sp(self, from: u32) -> Registers {
         Registers(1 << self.bits(from, 5))
     }
 
-    /// The register at this bit and the following ones, `count` in all.
+    /// The register whose number begins at this bit and the following registers, `count` in all.
     fn row(self, from: u32, count: u32) -> Registers {
         let all = ((1_u64 << count) - 1) << self.bits(from, 5);
         #[expect(clippy::cast_possible_truncation, reason = "registers up to 30 are meant")]
         Registers(all as u32 & !(1 << 31))
     }
 
-    /// `op0` of the manual's first table.
+    /// The field `op0` of the manual's first table.
     pub(crate) fn group(self) -> u32 {
         self.bits(25, 4)
     }
@@ -139,7 +139,7 @@ impl Word {
         self.is(0xffff_f01f, 0xd503_201f)
     }
 
-    /// Of a hint: `CRm` and `op2`.
+    /// The fields `CRm` and `op2` of a hint.
     pub(crate) fn hint(self) -> u32 {
         self.bits(5, 7)
     }
@@ -157,14 +157,14 @@ impl Word {
             _ if self.is(0xff00_0000, 0x5400_0000) || self.is(0x7e00_0000, 0x3400_0000) => {
                 Control::Branch(relative(5, 19))
             }
-            // retaasppc and retabsppc return; the label is that of the signing instruction.
+            // The instructions are retaasppc and retabsppc, which return; the label is that of the signing instruction.
             _ if self.is(0xff00_0000, 0x5500_0000) => Control::Return,
             _ if self.is(0x7e00_0000, 0x3600_0000) => Control::Branch(relative(5, 14)),
             _ if self.is(0x7e00_0000, 0x7400_0000) => Control::Branch(relative(5, 9)),
             _ if self.is(0xfee0_0000, 0xd620_0000) => Control::CallThrough(self.register(5)),
             _ if self.is(0xfee0_0000, 0xd600_0000) => Control::JumpThrough(self.register(5)),
             _ if self.is(0xffe0_0000, 0xd640_0000) => Control::Return,
-            // eret, drps and unallocated ones.
+            // The instructions are eret, drps and unallocated ones.
             _ if self.is(0xfe00_0000, 0xd600_0000) => Control::Trap,
             _ if self.is(0xffe0_001f, 0xd400_0001) => Control::SystemCall,
             _ if self.is(0xff00_0000, 0xd400_0000) => Control::Trap,
@@ -172,7 +172,7 @@ impl Word {
         }
     }
 
-    /// `mov` between registers, of 64 bits: `orr` with zero, or `add` of 0.
+    /// Registers of a `mov` between registers of 64 bits: `orr` with zero, or `add` of 0.
     pub(crate) fn as_move(self) -> Option<Move> {
         if self.is(0xffe0_ffe0, 0xaa00_03e0) {
             let [to, from] = [self.register(0), self.register(16)];
@@ -181,7 +181,7 @@ impl Word {
         self.is(0xffff_fc00, 0x9100_0000).then(|| Move { to: self.register(0), from: self.register(5) })
     }
 
-    /// `adrp` and `adr`: the address that they compute.
+    /// Address that an `adrp` or `adr` computes.
     pub(crate) fn address(self, at: u64) -> Option<u64> {
         if !self.is(0x1f00_0000, 0x1000_0000) {
             return None;
@@ -194,13 +194,13 @@ impl Word {
         })
     }
 
-    /// The address that a literal is loaded from.
+    /// Address from which a literal is loaded.
     pub(crate) fn literal(self, at: u64) -> Option<u64> {
         let distance = i64::from(self.bits(5, 19) << 13) << 32 >> 45;
         self.is_literal_load().then(|| at.wrapping_add_signed(4 * distance))
     }
 
-    /// `movz` and `movn` of 64 bits: target and constant.
+    /// Target and constant of a `movz` or `movn` of 64 bits.
     pub(crate) fn as_constant(self) -> Option<(Register, u64)> {
         let value = || u64::from(self.bits(5, 16)) << (16 * self.bits(21, 2));
         if self.is(0xff80_0000, 0xd280_0000) {
@@ -209,19 +209,19 @@ impl Word {
         self.is(0xff80_0000, 0x9280_0000).then(|| (self.register(0), !value()))
     }
 
-    /// `movk` of 64 bits: the register, the bits that it keeps, and those that it sets.
+    /// Register of a `movk` of 64 bits, the bits that it keeps, and the bits that it sets.
     pub(crate) fn as_insertion(self) -> Option<(Register, u64, u64)> {
         let shift = 16 * self.bits(21, 2);
         self.is(0xff80_0000, 0xf280_0000)
             .then(|| (self.register(0), !(0xffff << shift), u64::from(self.bits(5, 16)) << shift))
     }
 
-    /// `mrs` of the thread pointer: its target.
+    /// Target of an `mrs` of the thread pointer.
     pub(crate) fn as_thread_pointer(self) -> Option<Register> {
         self.is(0xffff_ffe0, 0xd53b_d040).then(|| self.register(0))
     }
 
-    /// `add` and `sub` of 64 bits and a constant: target, source, and what is added, modulo 2⁶⁴.
+    /// Target, source and addend, modulo 2⁶⁴, of an `add` or `sub` of 64 bits and a constant.
     pub(crate) fn as_addition(self) -> Option<(Register, Register, u64)> {
         if !self.is(0xbf80_0000, 0x9100_0000) {
             return None;
@@ -230,12 +230,12 @@ impl Word {
         Some((self.register(0), self.register(5), if self.bit(30) { value.wrapping_neg() } else { value }))
     }
 
-    /// `add` of two registers of 64 bits, without a shift: target and sources.
+    /// Target and sources of an `add` of two registers of 64 bits, without a shift.
     pub(crate) fn as_sum(self) -> Option<(Register, [Register; 2])> {
         self.is(0xffe0_fc00, 0x8b00_0000).then(|| (self.register(0), [5, 16].map(|from| self.register(from))))
     }
 
-    /// Loads of words of 64 bits at a constant distance from a register. Without those that change the base register.
+    /// Load of words of 64 bits at a constant distance from a register. Loads that change the base register are left out.
     pub(crate) fn as_load(self) -> Option<Access> {
         // ldr, ldur, ldp
         match () {
@@ -246,12 +246,12 @@ impl Word {
         }
     }
 
-    /// A load of a word of 64 bits at the sum of two registers.
+    /// Registers of a load of a word of 64 bits at the sum of two registers.
     pub(crate) fn as_load_at_sum(self) -> Option<[Register; 2]> {
         self.is(0xffe0_fc00, 0xf860_6800).then(|| [5, 16].map(|from| self.register(from)))
     }
 
-    /// Stores of words of 64 bits at a constant distance from a register, and whether they add that distance to the register.
+    /// Store of words of 64 bits at a constant distance from a register, and whether it adds that distance to the register.
     pub(crate) fn as_store(self) -> Option<(Access, bool)> {
         // str, and stp
         match () {
@@ -280,19 +280,19 @@ impl Word {
         Access { registers: [Some(self.register(0)), Some(self.register(10))], base: self.register(5), distance }
     }
 
-    /// Loads with a literal: their address is relative to the instruction. Those of vector registers too.
+    /// Whether the instruction loads a literal, also into a vector register: the address is relative to the instruction.
     pub(crate) fn is_literal_load(self) -> bool {
         self.is(0x3b00_0000, 0x1800_0000)
     }
 
-    /// General registers that the instruction may change, without those that a called function or the kernel changes.
+    /// General registers that the instruction may change, without registers that a called function or the kernel changes.
     pub(crate) fn writes(self) -> Registers {
         match self.group() {
             0b1000 | 0b1001 => self.written_by_constants(),
             0b1010 | 0b1011 => self.written_by_branches(),
             0b0100 | 0b0110 | 0b1100 | 0b1110 => self.written_by_memory(),
             0b0101 | 0b1101 => self.written_by_registers(),
-            // Vector instructions that write a general register have its number there.
+            // Vector instructions that write a general register have its number in these bits.
             0b0111 | 0b1111 => self.or_zero(0),
             0b0010 => self.or_sp(0),
             _ if self.bit(31) => Registers::ALL,
@@ -300,7 +300,7 @@ impl Word {
         }
     }
 
-    /// Data processing with an immediate.
+    /// Registers that data processing with an immediate writes.
     fn written_by_constants(self) -> Registers {
         match self.bits(23, 3) {
             // add and sub; those that set flags cannot write sp.
@@ -340,7 +340,7 @@ impl Word {
     fn written_by_memory(self) -> Registers {
         let (is_vector, base, targets) = (self.bit(26), self.or_sp(5), self.or_zero(0));
         match self.bits(27, 3) {
-            // Vector structures; with a base that changes, bit 23.
+            // These are vector structures; bit 23 is set for a base that changes.
             0b001 if is_vector => {
                 if self.bit(23) {
                     base
@@ -348,7 +348,8 @@ impl Word {
                     Registers(0)
                 }
             }
-            // Exclusive and ordered ones, compare and swap: a status, one or two targets, and the compared ones.
+            // These are exclusive and ordered accesses, and compare and swap: a status, one or two targets, and the compared
+            // registers.
             0b001 => self.row(0, 2).with(self.row(16, 2)).with(self.or_zero(10)),
             0b011 if self.is_literal_load() => {
                 if is_vector || self.bits(30, 2) == 3 {
@@ -357,9 +358,9 @@ impl Word {
                     targets
                 }
             }
-            // Memory tags, memory operations, and newer ones.
+            // These are memory tags, memory operations, and newer instructions.
             0b011 => targets.with(base).with(self.or_zero(10)).with(self.or_zero(16)),
-            // Pairs; with a base that changes, bit 23.
+            // These are pairs; bit 23 is set for a base that changes.
             0b101 => {
                 let loaded = if self.bit(22) && !is_vector { targets.with(self.or_zero(10)) } else { Registers(0) };
                 if self.bit(23) { loaded.with(base) } else { loaded }
@@ -368,7 +369,7 @@ impl Word {
         }
     }
 
-    /// Accesses of one register.
+    /// Registers that an access of one register writes.
     fn written_by_single_access(self) -> Registers {
         let (is_vector, base, targets) = (self.bit(26), self.or_sp(5), self.or_zero(0));
         let is_prefetch = self.bits(30, 2) == 0b11 && self.bits(22, 2) == 0b10;
@@ -377,26 +378,26 @@ impl Word {
             return loaded;
         }
         match (self.bit(21), self.bits(10, 2)) {
-            // Before or behind the access, the base changes.
+            // The base changes before or behind the access.
             (false, 0b01 | 0b11) => loaded.with(base),
             (false, _) | (true, 0b10) => loaded,
-            // Atomic ones, some of 64 bytes with a status.
+            // These are atomic accesses, some of 64 bytes with a status.
             (true, 0b00) if is_vector => Registers(0),
             (true, 0b00) if self.bits(30, 2) == 0b11 && self.bit(15) => self.row(0, 8).with(self.or_zero(16)),
             (true, 0b00) => targets,
-            // Authenticating ones.
+            // These are authenticating loads.
             _ => targets.with(base),
         }
     }
 
-    /// Data processing of registers.
+    /// Registers that data processing of registers writes.
     fn written_by_registers(self) -> Registers {
         match self.bits(21, 8) {
-            // Extended addends: those that set flags cannot write sp.
+            // Addends are extended; instructions that set flags cannot write sp.
             0b0101_1001 if !self.bit(29) => self.or_sp(0),
             // ccmp, ccmn
             0b1101_0010 => Registers(0),
-            // Two sources: irg writes sp.
+            // These have two sources: irg writes sp.
             0b1101_0110 if !self.bit(30) => self.or_sp(0),
             _ => self.or_zero(0),
         }

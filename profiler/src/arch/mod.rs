@@ -1,3 +1,3 @@
-//! Instructions as more than one layer reads them. Those of x86-64 are decoded by iced-x86.
+//! Instruction decoding that more than one layer uses. Instructions of x86-64 are decoded by iced-x86.
 
 pub(crate) mod aarch64;

@@ -20,7 +20,7 @@ const FETCH: u32 = 1;
 const MAP_BYTES: usize = 28;
 const MAP_FLAGS: usize = 16;
 
-/// `None` if the object is malformed.
+/// Returns the object for a kernel with these features; `None` if the object is malformed.
 pub(super) fn adapt(object: Cow<'static, [u8]>, features: Features) -> Option<Cow<'static, [u8]>> {
     if features.atomics && features.allocation {
         return Some(object);
@@ -30,7 +30,7 @@ pub(super) fn adapt(object: Cow<'static, [u8]>, features: Features) -> Option<Co
     for (is_code, range) in sections {
         let section = bytes.get_mut(range)?;
         if is_code && !features.atomics {
-            // The programs do not execute them: see `asm.rs` and its users in profiler-ebpf.
+            // The programs do not execute these instructions: see `asm.rs` and its users in profiler-ebpf.
             section.as_chunks_mut::<INSTRUCTION_BYTES>().0.iter_mut().for_each(remove_result);
         }
         if !is_code && !features.allocation {
@@ -40,7 +40,7 @@ pub(super) fn adapt(object: Cow<'static, [u8]>, features: Features) -> Option<Co
     Some(Cow::Owned(bytes))
 }
 
-/// Ranges of the code, and of the definitions of maps.
+/// Ranges of the code (true), and of the definitions of maps (false).
 fn sections(bytes: &[u8]) -> Option<Vec<(bool, std::ops::Range<usize>)>> {
     let header = elf::FileHeader64::<Endianness>::parse(bytes).ok()?;
     let endian = header.endian().ok()?;

@@ -37,7 +37,7 @@ impl Counters {
         self.0[counter as usize] += count;
     }
 
-    /// Subtracts events that were none.
+    /// Subtracts events that the kernel side has counted although they did not happen.
     pub fn subtract(&mut self, counter: Counter, count: u64) {
         let counted = &mut self.0[counter as usize];
         *counted = counted.saturating_sub(count);

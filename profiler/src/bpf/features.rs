@@ -30,7 +30,7 @@ pub(crate) enum Optional {
 }
 
 impl Optional {
-    /// Whether the user has it treated as missing.
+    /// Whether the user has this feature treated as missing.
     pub(crate) fn is_suppressed(self) -> bool {
         env::var(WITHOUT_VARIABLE).is_ok_and(|list| suppresses(&list, self))
     }
@@ -42,11 +42,11 @@ fn suppresses(list: &str, feature: Optional) -> bool {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Features {
-    /// Else the kernel side searches for probes by process and address.
+    /// Whether links carry cookies; otherwise the kernel side searches for probes by process and address.
     pub(crate) cookies: bool,
-    /// Else calls between entry and return are in a hash map.
+    /// Whether atomic instructions return a result; otherwise calls between entry and return are in a hash map.
     pub(crate) atomics: bool,
-    /// Else all hash maps are allocated when they are created.
+    /// Whether hash maps can be allocated at run time; otherwise all are allocated when they are created.
     pub(crate) allocation: bool,
 }
 

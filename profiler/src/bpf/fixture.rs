@@ -10,7 +10,7 @@ pub(super) fn kernel(links: LinkKind) -> Kernel {
     kernel_that(links, |_| ())
 }
 
-/// As [`kernel`], with the configuration changed by `differs`.
+/// Loads the programs like [`kernel`], with the configuration changed by `differs`.
 pub(super) fn kernel_that(links: LinkKind, differs: impl FnOnce(&mut KernelConfig)) -> Kernel {
     let mut config = KernelConfig {
         ring_bytes: 1 << 16,

@@ -1,5 +1,5 @@
-//! Kernel memory of the maps, computed from their sizes: not in the agent's resident size, and before Linux 6.4 the
-//! kernel reports the maximum size of a map. Tested against what a newer kernel reports.
+//! Kernel memory of the maps, computed from their sizes: it is not in the agent's resident size, and before Linux 6.4 the kernel
+//! reports the maximum size of a map. Tested against what a newer kernel reports.
 
 use profiler_common::counter::Counter;
 use profiler_common::hook::NestedCallers;
@@ -12,18 +12,19 @@ use profiler_common::live::LiveBlock;
 use profiler_common::rule_cache::CachedRule;
 use profiler_common::unwind::{PageRows, ProcessMapping, RowCell, Rule};
 
-/// Bytes of a live block: key, value and kernel header, in a slab of this size.
+/// Size of a live block: key, value and kernel header, in a slab of this size.
 pub(crate) const LIVE_BLOCK_BYTES: u64 = 96;
 
-/// Bytes of a hash map's bucket (`struct bucket`) and of an element's header (`struct htab_elem`), in
+/// Size of a hash map's bucket (`struct bucket`) and of an element's header (`struct htab_elem`), in
 /// [kernel/bpf/hashtab.c](https://github.com/torvalds/linux/blob/v6.12/kernel/bpf/hashtab.c).
 const BUCKET_BYTES: u64 = 16;
 const ELEMENT_BYTES: u64 = 48;
 
 const WORD_BYTES: u64 = 8;
-/// Bytes of the kernel side's `Inflight`.
+/// Size of the kernel side's `Inflight`.
 const INFLIGHT_BYTES: u64 = 40 + size_of::<LiveBlock>() as u64;
-/// Bytes of a scratch area without the stack window and the frames; 1 KiB of it is the window of an interpreter's frames, 512 B the header of a code blob of HotSpot.
+/// Size of a scratch area without the stack window and the frames. 1 KiB of it is the window of an interpreter's frames, 512 B
+/// the header of a code blob of HotSpot.
 const SCRATCH_REST_BYTES: u64 = 1856;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,9 +32,9 @@ pub(crate) struct KernelMaps {
     pub ring_bytes: u64,
     pub live_blocks_max: u64,
     pub row_cells: u64,
-    /// Possible CPUs.
+    /// Number of possible CPUs.
     pub cpus: u64,
-    /// The live set takes the memory of its maximum from the start: before Linux 6.1.
+    /// Whether the live set takes the memory of its maximum from the start, as before Linux 6.1.
     pub is_preallocated: bool,
 }
 
@@ -129,7 +130,7 @@ fn buckets(entries_max: u64) -> u64 {
     entries_max.next_power_of_two() * BUCKET_BYTES
 }
 
-/// Bytes of a preallocated hash map. `bytes` is the size of a key and a value.
+/// Size of a preallocated hash map in bytes. `bytes` is the size of a key and a value.
 fn preallocated(entries_max: u32, bytes: u64) -> u64 {
     buckets(u64::from(entries_max)) + u64::from(entries_max) * (ELEMENT_BYTES + bytes)
 }

@@ -22,17 +22,18 @@ pub(crate) struct TaskLayout {
     pub tgid: u32,
     pub mm: u32,
     pub signal: u32,
-    /// In `struct signal_struct`: number of threads that have not exited.
+    /// Offset in `struct signal_struct` of the number of threads that have not exited.
     pub live: u32,
-    /// Of the thread pointer; 0 if the kernel keeps it elsewhere.
+    /// Offset of the thread pointer; 0 if the kernel keeps it elsewhere.
     pub thread_pointer: u32,
-    /// `None` if the kernel lacks a member.
+    /// Members for stopping a process at its exec; `None` if the kernel lacks one.
     pub exec_stop: Option<ExecStopLayout>,
-    /// `None` if the kernel lacks a member.
+    /// Members about the memory of a process; `None` if the kernel lacks one.
     pub memory: Option<MemoryLayout>,
 }
 
-/// Offsets of what a process has mapped and may map, in bytes: in `struct mm_struct`, and of `rlim` in `struct signal_struct`.
+/// Offsets of the amounts that a process has mapped and may map, in bytes: in `struct mm_struct`, and of `rlim` in
+/// `struct signal_struct`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct MemoryLayout {
     pub map_count: u32,
@@ -116,7 +117,7 @@ fn memory(
     })
 }
 
-/// In `task->thread`.
+/// Offset of the thread pointer in `struct task_struct`, whose member `thread` contains it.
 fn thread_pointer(
     offset: &impl Fn(&'static str, &'static str) -> Result<u32, LayoutError>,
 ) -> Result<u32, LayoutError> {
@@ -131,12 +132,12 @@ const DEPTH_MAX: u32 = 8;
 struct Type<'a> {
     name: u32,
     kind: u32,
-    /// For structures: offsets of members include the width of a bit field.
+    /// For structures: whether offsets of members include the width of a bit field.
     has_widths: bool,
     rest: &'a [u8],
 }
 
-/// All types. The first has number 1.
+/// All types of the kernel. The first one has number 1.
 struct Types<'a> {
     types: Vec<Type<'a>>,
     strings: &'a [u8],
@@ -176,7 +177,8 @@ impl<'a> Types<'a> {
         self.types.iter().find(|it| it.kind == BTF_KIND_STRUCT && self.is_named(it.name, name)).copied()
     }
 
-    /// Offset in bytes. Includes members of anonymous structures: kernels that randomise structure layout wrap members in these.
+    /// Offset of a member in bytes. Includes members of anonymous structures: kernels that randomise structure layout wrap
+    /// members in these.
     fn member_offset(&self, structure: Type<'a>, name: &[u8], depth: u32) -> Option<u32> {
         const MEMBER_BYTES: usize = 12;
         structure.rest.chunks_exact(MEMBER_BYTES).find_map(|member| {

@@ -1,6 +1,6 @@
-//! The live set: reads it, removes the blocks of processes that are gone, and inserts blocks inherited by a fork.
-//! Blocks are added to the filter before they are inserted, and removed from it after they are removed, as on the kernel side,
-//! which does not search for blocks that the filter excludes.
+//! Reads the live set, removes the blocks of processes that are gone, and inserts blocks inherited by a fork. Blocks are added to
+//! the filter before they are inserted, and removed from it after they are removed, as on the kernel side, which does not search
+//! for blocks that the filter excludes.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -81,9 +81,9 @@ impl Kernel {
         refused
     }
 
-    /// Inserts blocks that a running process had before the recording, so that their frees are tracked: all or, without
-    /// space for all, none. Blocks at addresses of live blocks are left out: they were freed, and others allocated there. Returns
-    /// the addresses of those; `None` without space.
+    /// Inserts blocks that a running process allocated before recording started, so that their frees are tracked: all or, without
+    /// space for all, none. Leaves out blocks at addresses of live blocks: they were freed, and others allocated there. Returns
+    /// the addresses of the blocks that were left out; `None` without space.
     pub fn insert_earlier_blocks(
         &mut self,
         pid: Pid,
@@ -94,7 +94,7 @@ impl Kernel {
             HashMap::try_from(self.map_mut(LIVE)?).map_err(|source| LoadError::Map { name: LIVE, source })?;
         let mut inserted: Vec<LiveKey> = Vec::with_capacity(blocks.len());
         let mut present: Vec<TargetAddr> = Vec::new();
-        // One by one: batches cannot leave existing elements as they are.
+        // Blocks are inserted one by one: batches cannot leave existing elements as they are.
         let refused = blocks.iter().find_map(|&(address, block)| {
             let key = LiveKey::new(pid.0, address.0);
             filter.add(key.filter_slot(), key.filter_word().cast_signed());
@@ -126,7 +126,7 @@ impl Kernel {
         Ok(LiveReader { live, filter: self.filter()?, is_open: AtomicBool::new(false) })
     }
 
-    /// Has the kernel side send the frames of these stacks again with the next call that has them.
+    /// Makes the kernel side send the frames of these stacks again with the next call that has them.
     pub fn forget_stacks(&self, stacks: &[StackId]) -> Result<(), LoadError> {
         let failed = |error| LoadError::Map { name: STACKS, source: MapError::IoError(error) };
         let Map::Array(data) = self.map(STACKS)? else { return Err(LoadError::Missing(STACKS)) };
@@ -163,15 +163,16 @@ impl Kernel {
     }
 }
 
-/// Reads the live set on a thread of its own: a million blocks take up to a second; the session must drain the ring.
+/// Reader of the live set. A million blocks take up to a second to read, so a thread of its own reads them while the session
+/// drains the ring.
 pub struct LiveReader {
     live: OwnedFd,
     filter: SharedWords,
-    /// The filter excludes no block.
+    /// Whether the filter excludes no block.
     is_open: AtomicBool,
 }
 
-/// Blocks that are added to each slot of the filter to open it: a single one would exclude others.
+/// Number of blocks that are added to each slot of the filter to open it: a single one would exclude others.
 const OPEN_BLOCKS: u64 = 2;
 
 impl LiveReader {
@@ -182,7 +183,7 @@ impl LiveReader {
         counted.saturating_sub(opened)
     }
 
-    /// Has the filter exclude no block, so that each free searches the live set, or ends that. Takes two milliseconds.
+    /// Makes the filter exclude no block, so that each free searches the live set, or ends that. Takes two milliseconds.
     pub fn set_filter_open(&self, is_open: bool) {
         if self.is_open.swap(is_open, Ordering::Relaxed) != is_open {
             let change = (OPEN_BLOCKS * FILTER_ONE).cast_signed();
@@ -191,10 +192,10 @@ impl LiveReader {
         }
     }
 
-    /// Passes all live blocks of all processes to `keep`, in no order, and removes those for which it returns false.
-    /// Blocks allocated or freed meanwhile may be missing; no other is. If it fails, some may have been removed.
-    /// A block is removed milliseconds after it was read. If it was freed in between and another allocated there,
-    /// that one is removed instead; the ring buffer's records reveal this.
+    /// Passes all live blocks of all processes to `keep`, in no order, and removes those for which it returns false. Blocks
+    /// allocated or freed meanwhile may be missing; no other is. If it fails, some may have been removed. A block is removed
+    /// milliseconds after it was read. If it was freed in between and another allocated there, that one is removed instead; the
+    /// ring buffer's records reveal this.
     pub fn sift(&self, mut keep: impl FnMut(Pid, TargetAddr, LiveBlock) -> bool) -> io::Result<usize> {
         let mut removed = 0;
         let mut result = Ok(());

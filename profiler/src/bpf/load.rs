@@ -40,15 +40,15 @@ pub(super) static OBJECT: &[u8] =
 
 #[derive(Clone, Copy, Debug)]
 pub struct KernelConfig {
-    /// A power of two and a multiple of the page size.
+    /// Size of the ring buffer: a power of two and a multiple of the page size.
     pub ring_bytes: u32,
     /// Binary logarithm of the largest interval in bytes that a filling ring buffer may raise others to; 0 if it raises none.
     pub back_pressure_max: u32,
     pub live_blocks_max: u32,
     pub unwind_by_tables: bool,
-    /// Cells of unwind rows, two rows each.
+    /// Number of cells of unwind rows, two rows each.
     pub row_cells: u32,
-    /// Random, so that a target cannot provoke collisions of stack ids.
+    /// Random number, so that a target cannot provoke collisions of stack ids.
     pub stack_seed: u64,
     /// Send a copy of every sampled call's stack, for checking the unwinder.
     pub raw_stacks: bool,
@@ -58,7 +58,7 @@ pub struct KernelConfig {
     pub throw_safe_bytes: u64,
     /// Load the program for stubs of the inline engine, which requires links of kind multi (Linux 6.6).
     pub stubs: bool,
-    /// There are hooks of the shape [`Entry`](profiler_common::hook::CallShape::Entry), or may be.
+    /// Whether there are hooks of the shape [`Entry`](profiler_common::hook::CallShape::Entry), or may be.
     pub entries: bool,
 }
 
@@ -75,13 +75,13 @@ pub enum LinkKind {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BackendChoice {
-    /// The cheapest that the kernel supports.
+    /// Use the cheapest kind that the kernel supports.
     Auto,
     Only(LinkKind),
 }
 
 impl LinkKind {
-    /// Tests kernel features instead of version numbers, which are unreliable: distributions backport.
+    /// Chooses the kind of links. Tests kernel features instead of version numbers, which are unreliable: distributions backport.
     pub(crate) fn choose(choice: BackendChoice) -> Result<Self, LoadError> {
         // An inconclusive test counts as missing: perf events are available wherever uprobes are.
         let has = |kind: Self| {
@@ -108,7 +108,7 @@ impl LinkKind {
         if kind == Self::Perf && !feature::has_admin() { Err(LoadError::NeedsAdmin) } else { Ok(kind) }
     }
 
-    /// The other kinds of links are newer than all these features.
+    /// Features for links of this kind. Kinds other than perf are newer than all these features.
     pub(crate) fn features(self) -> Features {
         if self == Self::Perf { Features::probe() } else { Features::ALL }
     }
@@ -219,7 +219,7 @@ impl Kernel {
         nested.set(u32::from(hook.0), callers, 0).map_err(failed)
     }
 
-    /// Why the kernel side cannot compare the memory of processes with their limits.
+    /// Reason why the kernel side cannot compare the memory of processes with their limits.
     pub(crate) fn limits_error(&self) -> Option<String> {
         match &self.task_layout {
             Ok(layout) if layout.memory.is_some() => None,
@@ -228,12 +228,12 @@ impl Kernel {
         }
     }
 
-    /// `None` if the kernel lacks a member, or its memory may not be read.
+    /// Layout for stopping processes at their execs; `None` if the kernel lacks a member, or its memory may not be read.
     pub(crate) fn exec_stop_layout(&self) -> Option<ExecStopLayout> {
         self.task_layout.as_ref().ok()?.exec_stop
     }
 
-    /// Whether links carry cookies. Else [`set_probes`](Self::set_probes) must precede hits.
+    /// Whether links carry cookies. Otherwise [`set_probes`](Self::set_probes) must be called before probes are hit.
     pub fn has_cookies(&self) -> bool {
         self.features.cookies
     }
@@ -267,7 +267,7 @@ impl Kernel {
         }
     }
 
-    /// Takes a map. Succeeds once for each.
+    /// Takes a map. Succeeds once for each map.
     pub(super) fn take_map(&mut self, name: &'static str) -> Result<aya::maps::Map, LoadError> {
         self.ebpf.take_map(name).ok_or(LoadError::Missing(name))
     }
@@ -280,7 +280,7 @@ impl Kernel {
         self.ebpf.map_mut(name).ok_or(LoadError::Missing(name))
     }
 
-    /// A program of aya's, not loaded yet.
+    /// Returns a program of aya's that is not loaded yet.
     pub(super) fn program<'a, P>(&'a mut self, name: &'static str) -> Result<&'a mut P, LoadError>
     where
         &'a mut P: TryFrom<&'a mut Program, Error = ProgramError>,
@@ -300,7 +300,7 @@ impl Kernel {
         }
     }
 
-    /// The programs for probes: for session links and for hooks without a return, or for entries and for returns.
+    /// Returns the programs for probes: for session links and for hooks without a return, or for entries and for returns.
     pub fn hook_programs(&self) -> Result<Vec<BorrowedFd<'_>>, LoadError> {
         Ok(match &self.programs {
             Programs::Session { session, free } => vec![session.as_fd(), free.as_fd()],
@@ -310,7 +310,7 @@ impl Kernel {
         })
     }
 
-    /// `None` unless [`KernelConfig::stubs`] is set.
+    /// Returns the program for stubs; `None` unless [`KernelConfig::stubs`] is set.
     pub fn stub_program(&self) -> Option<BorrowedFd<'_>> {
         self.stub.as_ref().map(AsFd::as_fd)
     }
@@ -341,7 +341,7 @@ impl Programs {
         let object = RelocatedObject::new(object, ebpf)?;
         if links == LinkKind::Session {
             let session = object.load(SESSION, AttachType::UprobeSession)?;
-            // Frees need a small program, and other entries what stubs do: a stack.
+            // Frees need a small program; other entries need a stack, as calls through stubs do.
             let name = if entries { STUB } else { FREE };
             return Ok(Self::Session { session, free: object.load(name, AttachType::UprobeMulti)? });
         }
@@ -382,7 +382,7 @@ fn start_log(ebpf: &mut Ebpf) {
 }
 
 const LOG_PERIOD: Duration = Duration::from_millis(100);
-/// The object with logs has 2 MiB.
+/// Maximum size of an object file. The object with logs has 2 MiB.
 const OBJECT_BYTES_MAX: u64 = 64 << 20;
 
 fn object() -> Result<std::borrow::Cow<'static, [u8]>, LoadError> {

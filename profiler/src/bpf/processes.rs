@@ -19,7 +19,8 @@ use crate::linux::bpf::{LOADS_MAX, is_interrupted, recursion_misses};
 const TARGETS: &str = "TARGETS";
 const STUB_CALLS: &str = "STUB_CALLS";
 pub(super) const PROCESSES: &str = "PROCESSES";
-/// Programs and their tracepoint. Several are copies with a recursion guard each: see `profiler-ebpf/src/process.rs`.
+/// Names of programs, and their tracepoint. Several programs are copies with a recursion guard each: see
+/// `profiler-ebpf/src/process.rs`.
 const FORK: (&[&str], &str) = (&["process_fork"], "sched_wakeup_new");
 const EXEC: (&[&str], &str) =
     (&["process_exec_0", "process_exec_1", "process_exec_2", "process_exec_3"], "sched_process_exec");
@@ -36,7 +37,7 @@ pub struct StubCalls {
     pub sampled: u64,
 }
 
-/// What the kernel reports of processes by tracepoints.
+/// Kind of events of processes that the kernel reports by tracepoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessEvents {
     Exits,
@@ -54,7 +55,7 @@ impl std::fmt::Display for ProcessEvents {
     }
 }
 
-/// The first events that are not monitored; those before them in [`ProcessEvents`] are.
+/// Failure of a tracepoint. `events` is the first kind that is not monitored; those before it in [`ProcessEvents`] are monitored.
 #[derive(Debug, Error)]
 #[error("cannot {events}: {reason}")]
 pub struct TracepointError {
@@ -113,16 +114,17 @@ impl Kernel {
         Ok(())
     }
 
-    /// Calls, forks and execs that the kernel counts as missed because the program was running on that CPU already; 0 before
-    /// Linux 5.12, which does not count. The kernel does not count other misses, such as returns of calls nested deeper than 64.
+    /// Number of calls, forks and execs that the kernel counts as missed because the program was running on that CPU already; 0
+    /// before Linux 5.12, which does not count. The kernel does not count other misses, such as returns of calls nested deeper
+    /// than 64.
     pub fn probes_missed(&self) -> u64 {
         let hooks = self.hook_programs().unwrap_or_default();
         let of_hooks = hooks.into_iter().filter_map(|program| recursion_misses(program).ok());
         of_hooks.sum::<u64>() + self.tracepoints_missed()
     }
 
-    /// Forks that the program missed, and execs that all copies missed. A missed exit does not affect the profile: the agent
-    /// removes the targets that it knows, and the next call of a thread with the same id removes an unfinished call.
+    /// Number of forks that the program missed, and of execs that all copies missed. A missed exit does not affect the profile:
+    /// the agent removes the targets that it knows, and the next call of a thread with the same id removes an unfinished call.
     fn tracepoints_missed(&self) -> u64 {
         let missed = self.tracepoints_missed_now();
         if missed == 0 {
@@ -138,7 +140,7 @@ impl Kernel {
             self.own_program(names[0]).and_then(|program| recursion_misses(program).ok()).unwrap_or(0)
         };
         let counted = |counter| Counters::read_one(self, counter).unwrap_or(0);
-        // In this order: an exec in between is counted as seen, but not as run.
+        // The counters are read in this order: an exec in between is counted as seen, but not as run.
         let execs = skipped(EXEC) + counted(Counter::ExecRuns);
         skipped(FORK) + execs.saturating_sub(counted(Counter::ExecsSeen))
     }
@@ -149,7 +151,8 @@ impl Kernel {
         self.targets()?.insert(pid.0, flags, 0).map_err(failed)
     }
 
-    /// Has the kernel side report frees of blocks that are not in the live set, or ends that. Does nothing to other processes.
+    /// Makes the kernel side report frees of blocks that are not in the live set, or ends that. Has no effect on processes that
+    /// are not targets.
     pub fn report_frees(&mut self, pid: Pid, is_on: bool) -> Result<(), LoadError> {
         self.change_flags(pid, |flags| if is_on { flags | REPORTS_FREES } else { flags & !REPORTS_FREES })
     }
@@ -163,12 +166,12 @@ impl Kernel {
         }
     }
 
-    /// Makes shared probes record a target from now on, instead of its own ones. Does nothing to other processes.
+    /// Makes shared probes record a target from now on, instead of its own ones. Has no effect on processes that are not targets.
     pub fn share_probes(&mut self, pid: Pid) -> Result<(), LoadError> {
         self.change_flags(pid, |flags| flags | SHARES_PROBES)
     }
 
-    /// Removes a target: its calls are not sampled from now on. Succeeds for other processes.
+    /// Removes a target: its calls are not sampled from now on. Succeeds for processes that are not targets.
     pub fn forget_target(&mut self, pid: Pid) -> Result<(), LoadError> {
         let forgotten = self.targets()?.remove(&pid.0);
         self.forget_probes(pid)?;
@@ -190,7 +193,7 @@ impl Kernel {
         self.stub_calls_mut()?.insert(pid.0, [0, 0], 0).map_err(failed)
     }
 
-    /// 0 for processes that are not counted.
+    /// Allocating calls of a process with stubs; 0 for processes that are not counted.
     pub fn stub_calls(&self, pid: Pid) -> Result<StubCalls, LoadError> {
         let failed = |source| LoadError::Map { name: STUB_CALLS, source };
         let calls: HashMap<_, u32, [u64; 2]> = HashMap::try_from(self.map(STUB_CALLS)?).map_err(failed)?;

@@ -35,7 +35,8 @@ impl RelocatedObject {
         let text: HashSet<usize> = object.functions.keys().map(|(section, _)| *section).collect();
         object.relocate_maps(known, &text).map_err(|error| refused(&error))?;
         object.relocate_calls(&text).map_err(|error| refused(&error))?;
-        // Not `sanitize_functions`: helpers that it would replace are missing only where the kernel is locked down, and there so are
+        // `sanitize_functions` is not called: helpers that it would replace are missing only where the kernel is locked down, and
+        // there the replacements are missing, too.
         // those that it would replace them by.
         Ok(Self { object, btf })
     }
@@ -82,7 +83,7 @@ impl RelocatedObject {
     }
 }
 
-/// `cargo xtask vm` reads this line.
+/// Logs the number of verified instructions. `cargo xtask vm` reads this line.
 fn log_verified(name: &str, count: u32) {
     tracing::debug!("program `{name}`: {count} instructions verified");
 }
@@ -147,8 +148,9 @@ fn uses_private_stack_x86_64(code: &[u8]) -> bool {
     code.array_windows().any(|window| *window == ADD_R9_GS)
 }
 
-/// As [`uses_private_stack_x86_64`], of aarch64: the offset of the CPU's memory is added to x27 (`priv_sp` and `emit_percpu_ptr`
-/// in `arch/arm64/net/bpf_jit_comp.c`, Linux 6.17; <https://github.com/kernel-patches/bpf/pull/9339>), which no BPF register is mapped to.
+/// Whether aarch64 code from the kernel's JIT compiler addresses a private stack: the offset of the CPU's memory is added to x27
+/// (`priv_sp` and `emit_percpu_ptr` in `arch/arm64/net/bpf_jit_comp.c`, Linux 6.17;
+/// <https://github.com/kernel-patches/bpf/pull/9339>), to which no BPF register is mapped.
 fn uses_private_stack_aarch64(code: &[u8]) -> bool {
     const ADD_X27_X27: u32 = 0x8b00_037b;
     const ADDEND: u32 = 0x001f_0000;

@@ -25,17 +25,18 @@ impl Ring {
         self.positions.unread_bytes()
     }
 
-    /// Bytes that were written since the start.
+    /// Number of bytes that were written since the start.
     pub fn written_bytes(&self) -> u64 {
         self.positions.written_bytes()
     }
 
-    /// Bytes that were read since the start.
+    /// Number of bytes that were read since the start.
     pub fn read_bytes(&self) -> u64 {
         self.positions.read_bytes()
     }
 
-    /// Waits until the fill level passes its threshold. Fewer records are not signalled: also read on a timer.
+    /// Waits until the fill level exceeds its threshold. Fewer records are not signalled, so the ring must also be read
+    /// periodically.
     pub async fn filled(&self) -> io::Result<()> {
         self.readiness.readable().await
     }

@@ -27,7 +27,7 @@ pub(crate) struct KernelUnwindMaps {
 }
 
 impl KernelUnwindMaps {
-    /// Fails if they were taken before, or the object is of another version.
+    /// Takes the maps. Fails if they were taken before, or the object is of another version.
     pub(crate) fn take(kernel: &mut Kernel) -> Result<Self, LoadError> {
         let failed = |source| LoadError::Map { name: PROCESSES, source };
         // The kernel side's copy stays in `kernel`, which removes processes without tables too.

@@ -1,4 +1,4 @@
-//! Why no block of a process is known.
+//! Explains why no block of a process is known.
 
 use super::heap_snapshot::HeapSnapshot;
 use crate::object::symbols::{Search, Symbols};

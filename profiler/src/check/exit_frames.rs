@@ -15,10 +15,10 @@ use crate::process::address_space::Location;
 use crate::snapshot::TargetState;
 use crate::unwind::{self, Table};
 
-/// The C library has two or three between the system call and the caller of `exit`.
+/// Maximum number of frames that are unwound. The C library has two or three between the system call and the caller of `exit`.
 const FRAMES_MAX: usize = 16;
 
-/// The functions that make the system call, and the one that runs handlers before.
+/// Names of the functions that make the system call, and of the one that runs handlers before.
 const LAST: [&str; 2] = ["_exit", "_Exit"];
 const EXIT: &str = "exit";
 
@@ -38,9 +38,9 @@ struct Code<'a> {
 }
 
 struct ModuleCode {
-    /// [`LAST`] and [`EXIT`].
+    /// Functions named in [`LAST`] and [`EXIT`].
     functions: Vec<DefinedFunction>,
-    /// Built if one of its functions is on the stack.
+    /// Unwind table, built if one of the module's functions is on the stack.
     table: Option<Table>,
 }
 
@@ -61,7 +61,7 @@ impl Code<'_> {
             link: 0,
             is_return_address: false,
         };
-        // Others were killed wherever they were.
+        // Other threads were killed wherever they were.
         if !LAST.contains(&self.function(registers.ip)?) {
             return None;
         }

@@ -1,4 +1,4 @@
-//! Heap snapshots: the collected state of a process, and what is known of its blocks at that time.
+//! Heap snapshots: the collected state of a process, and the known facts about its blocks at that time.
 
 use std::sync::Arc;
 use std::thread;
@@ -27,10 +27,10 @@ pub struct HeapSnapshot {
     pub walks: Vec<Walk>,
     /// The process as the only target.
     pub state: Snapshot,
-    /// When the process was stopped.
+    /// Time at which the process was stopped.
     pub now: MonotonicNanos,
     pub recorded: Vec<RecordedBlock>,
-    /// `None` if the process was not recorded.
+    /// Coverage of the recording; `None` if the process was not recorded.
     pub coverage: Option<Coverage>,
     pub at_exit: bool,
     /// Number of processes that a launched command has created, and that are not targets.
@@ -40,11 +40,12 @@ pub struct HeapSnapshot {
 /// Maximum number of tries on a process with a thread in allocator code each time.
 pub(crate) const TRIES_MAX: u32 = 8;
 
-/// A process that was stopped for longer, all tries together, is not stopped again.
+/// Time for which a process may have been stopped, all tries together, before a further try.
 const PAUSES_MAX: Duration = Duration::from_secs(1);
 const BETWEEN_TRIES: Duration = Duration::from_millis(1);
 
-/// Tries again if a thread was in allocator code: a block can be in no list then, or in two. The last try counts.
+/// Collects a process, and tries again if a thread was in allocator code: a block can be in no list then, or in two. The last try
+/// counts.
 pub(crate) fn collect_at_rest<E>(
     tries_max: u32,
     mut collect: impl FnMut() -> Result<Collected, E>,
@@ -67,7 +68,7 @@ pub(crate) fn collect_at_rest<E>(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Coverage {
     pub duration_ns: u64,
-    /// Every call since the first was recorded, and no event was dropped: there are no other blocks.
+    /// Whether every call since the first was recorded, and no event was dropped: there are no other blocks.
     pub is_complete: bool,
 }
 
@@ -79,7 +80,7 @@ pub struct RecordedBlock {
     born_ticks: u32,
 }
 
-/// 24 bytes per block: 32 bits of ticks cover two years.
+/// Unit of recorded times. With it, a block takes 24 bytes: 32 bits of ticks cover two years.
 const TICK_NS: u64 = 1 << 24;
 
 impl RecordedBlock {
@@ -104,7 +105,8 @@ impl HeapSnapshot {
     }
 }
 
-/// Its blocks are those that its heaps contain. The keeper stops the process.
+/// Takes a heap snapshot of a process that is not recorded. Its blocks are those that its heaps contain. The keeper stops the
+/// process.
 pub(crate) fn take_unrecorded(pid: Pid, method: Method, keeper: &Keeper) -> Result<HeapSnapshot> {
     let process = Process::open(pid)?;
     let mut modules = ModuleStore::default();
@@ -113,7 +115,7 @@ pub(crate) fn take_unrecorded(pid: Pid, method: Method, keeper: &Keeper) -> Resu
     let mut now = clock::now();
     let (collected, walks) =
         collect_at_rest(TRIES_MAX, || collect(pid, method, || keeper::stop(keeper, pid), &mut |_| now = clock::now()))?;
-    // It can have changed them since it was opened.
+    // The process can have changed its rights since it was opened.
     let files = process.files.narrowed();
     let state = TargetState {
         facts: TargetFacts {

@@ -49,7 +49,8 @@ pub(crate) struct Plan {
     pub trim: Trim,
 }
 
-/// Fails with [`CollectError::CopyKilled`] if the copy was killed: without its pointers, blocks would seem unreachable.
+/// Runs a leak check. Fails with [`CollectError::CopyKilled`] if the copy was killed: without its pointers, blocks would seem
+/// unreachable.
 pub(crate) fn check(
     mut snapshot: HeapSnapshot,
     plan: &Plan,
@@ -64,7 +65,7 @@ pub(crate) fn check(
     let profiles = LeakedProfiles::new(&snapshot);
     let mut suppressed = BlockTotals::default();
     if !plan.suppressions.is_empty() {
-        // Matches untrimmed stacks.
+        // Suppressions match untrimmed stacks.
         let (profile, indices) = profiles.profile(&known.blocks, &folded.unreached, resolver, Trim::NOTHING);
         let ids = suppressed_of(&known.blocks, &folded, &profile, &indices, &plan.suppressions);
         // Blocks reachable from a suppressed one are suppressed too.
@@ -152,9 +153,9 @@ struct Entries<'a> {
     blocks: &'a Blocks,
     types: TypeNames<'a>,
     profile: &'a Profile,
-    /// By callsite of the profile.
+    /// Index of each callsite of the profile in the ledger.
     indices: &'a [u32],
-    /// By callsite of the profile.
+    /// Row of each callsite of the profile.
     rows: Vec<usize>,
     plan: &'a Plan,
 }
@@ -284,13 +285,13 @@ struct KnownBlocks {
     blocks: Blocks,
     /// Memory that only blocks and allocators use: outside of blocks it does not contain roots.
     heap_areas: Vec<Span>,
-    /// Not in the walked heap, or not mapped any more.
+    /// Number of recorded blocks that are not in the walked heap, or not mapped any more.
     stale_count: usize,
     overlapping_count: usize,
 }
 
 impl KnownBlocks {
-    /// `recorded` must be sorted by address.
+    /// Combines recorded and walked blocks. `recorded` must be sorted by address.
     fn of(recorded: &[RecordedBlock], walks: &[Walk], regions: &[Region]) -> Self {
         let mut heap_areas: Vec<Span> = walks.iter().flat_map(|walk| walk.areas.iter().cloned()).collect();
         heap_areas.sort_by_key(|area| area.start);
@@ -325,10 +326,10 @@ fn contains(areas: &[Range<TargetAddr>], address: TargetAddr) -> bool {
     areas[..behind].last().is_some_and(|area| area.contains(&address))
 }
 
-/// Stands for the stack of blocks allocated before recording started.
+/// Name of the frame that stands for the stack of blocks allocated before recording started.
 const UNRECORDED: &str = "[allocated before recording started]";
 
-/// Stands for the stack of blocks without a record although all calls were recorded: the C library's own.
+/// Name of the frame that stands for the stack of blocks without a record although all calls were recorded: the C library's own.
 const UNHOOKED: &str = "[allocation not recorded]";
 
 /// Profiles with the leaked blocks as only live blocks, and a callsite per walked heap for blocks without a record.

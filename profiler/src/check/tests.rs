@@ -17,19 +17,19 @@ use crate::symbolize::ResolvedFrame;
 use crate::units::MonotonicNanos;
 use crate::walk::scene::WalkedBlock;
 
-/// Of memory that stays readable.
+/// Checks a process whose memory stays readable.
 fn check(heap_snapshot: HeapSnapshot, plan: &Plan, resolver: &dyn Resolve) -> Unreachable {
     super::check(heap_snapshot, plan, resolver).expect("readable")
 }
 
-/// A module's data, and a heap.
+/// Address of a module's data; the heap's follows.
 const DATA: u64 = 0x1_0000;
 const HEAP: u64 = 0x10_0000;
 const HEAP_BYTES: u64 = 0x1000;
 
 const NOW: MonotonicNanos = MonotonicNanos(100 << 24);
 
-/// Resolves nothing.
+/// A resolver that resolves nothing.
 struct Nameless;
 
 impl Resolve for Nameless {
@@ -42,7 +42,7 @@ fn region(start: u64, size_bytes: u64) -> Region {
     Region::synthetic(start, size_bytes, RegionKind::Anonymous { name: None })
 }
 
-/// Memory with these words in it, zeros elsewhere.
+/// Memory that contains these words, and zeros elsewhere.
 fn memory(words: &[(u64, u64)]) -> Copied {
     let piece = |start: u64| {
         let mut bytes = vec![0; usize::try_from(HEAP_BYTES).expect("small")];
@@ -61,7 +61,7 @@ fn walk_of(blocks: &[(u64, u64)]) -> Walk {
     Walk { heap: "libc", blocks: blocks.iter().map(block).collect(), areas, ..Walk::default() }
 }
 
-/// Each callsite is named after its one frame's address: 0x100 and its number.
+/// Returns a callsite with one frame, whose address, and so its name, is 0x100 plus the callsite's number.
 fn callsite(index: u32) -> CallsiteSnapshot {
     let frames: Arc<[TargetAddr]> = Arc::new([TargetAddr(0x100 + u64::from(index))]);
     CallsiteSnapshot {
@@ -158,7 +158,7 @@ fn plan(suppressions: &str) -> Plan {
     Plan { limit: 100, suppressions, with_contents: true, trim: Trim::NOTHING }
 }
 
-/// Address, bytes, similar ones, and whether it was seen to be made.
+/// Returns of each leak the address, the bytes, the number of similar leaks, and whether its allocation was recorded.
 fn told(found: &Unreachable) -> Vec<(u64, u64, u64, bool)> {
     found.leaks.iter().map(|leak| (leak.address, leak.size_bytes, leak.similar.count, leak.watched)).collect()
 }
@@ -178,7 +178,7 @@ fn blocks_reachable_from_data_are_live_and_others_are_reported() {
 
 #[test]
 fn free_memory_of_walked_heaps_is_not_a_root() {
-    // In no block, and points at one.
+    // This word is in no block, and points at one.
     let words = [(HEAP + 0x800, HEAP + 0x10)];
     let watched = [(HEAP + 0x10, 16, 0)];
     let found = check(heap_snapshot(memory(&words), &watched, Vec::new(), true), &plan(""), &Nameless);
@@ -223,7 +223,7 @@ fn blocks_reachable_from_a_suppressed_one_are_suppressed() {
 
 #[test]
 fn blocks_of_removed_heaps_are_left_out_and_heaps_add_up() {
-    // The second one lies where nothing is mapped, the third in the first.
+    // The second block lies where nothing is mapped, the third in the first.
     let watched = [(HEAP + 0x10, 32, 0), (HEAP + 0x10_0000, 16, 1), (HEAP + 0x18, 8, 1), (HEAP + 0x100, 0, 1)];
     let found = check(heap_snapshot(memory(&[]), &watched, Vec::new(), true), &plan(""), &Nameless);
     assert_eq!(found.known.count, 2);

@@ -242,7 +242,7 @@ fn more(command: &str) -> String {
     format!("`heapbpf {command} --help` explains all options, with examples and exit codes.")
 }
 
-/// Options that `-h` lists; `--help` lists all.
+/// Common options, which `-h` lists; `--help` lists all.
 const EVERYDAY: [&str; 30] = [
     "process",
     "pid",
@@ -254,7 +254,7 @@ const EVERYDAY: [&str; 30] = [
     "output",
     "view",
     "focus",
-    // Of other commands.
+    // The following options are those of other commands.
     "refresh",
     "once",
     "csv",
@@ -277,10 +277,10 @@ const EVERYDAY: [&str; 30] = [
     "print_config",
 ];
 
-/// Options of every day for other commands that are not for `record`.
+/// Common options of other commands that are not for `record`.
 const OF_OTHERS: [&str; 1] = ["top"];
 
-/// The commands as users see them.
+/// Returns the commands as users see them.
 pub(super) fn commands() -> clap::Command {
     let with_short_help = |command: clap::Command, is_record: bool| {
         command.mut_args(|option| {
@@ -305,7 +305,7 @@ pub(super) fn ordered(mut words: Vec<OsString>, commands: &clap::Command) -> Vec
     words
 }
 
-/// `--quiet`, `--verbose`, or their letters.
+/// Whether a word is `--quiet`, `--verbose`, or consists of their letters.
 fn is_common(word: &OsStr) -> bool {
     let letters = word.as_encoded_bytes().strip_prefix(b"-").unwrap_or_default();
     word == "--quiet"

@@ -16,7 +16,7 @@ use crate::report::text::printable;
 use crate::report::{Format, diff};
 use crate::shown;
 
-/// Names the shell in calls by its completion script.
+/// Environment variable that names the shell in calls by its completion script.
 const VARIABLE: &str = "HEAPBPF_COMPLETE";
 const NAME: &str = "heapbpf";
 
@@ -75,14 +75,14 @@ fn with_own_paths(command: clap::Command) -> clap::Command {
     command.mut_subcommands(with_own_paths)
 }
 
-/// Files and folders, without those whose names a shell would evaluate: bash inserts them as they are.
+/// Completes files and folders, without those whose names a shell would evaluate: bash inserts them as they are.
 fn paths(completer: &PathCompleter, current: &OsStr) -> Vec<CompletionCandidate> {
     let mut found = completer.complete(current);
     found.retain(|candidate| is_offered(Path::new(candidate.get_value()), current));
     found
 }
 
-/// The folders before the name are as the user has typed them.
+/// Whether a path is offered. The folders before the name are as the user has typed them.
 fn is_offered(path: &Path, current: &OsStr) -> bool {
     let is_option = |word: &[u8]| word.len() > 1 && word[0] == b'-';
     let (value, current) = (path.as_os_str().as_encoded_bytes(), current.as_encoded_bytes());
@@ -118,7 +118,7 @@ pub(super) fn hook_sets() -> ArgValueCompleter {
     })
 }
 
-/// Files, and the extensions of formats after a name and a dot.
+/// Completes files, and the extensions of formats after a name and a dot.
 fn files(current: &OsStr, formats: &[Format]) -> Vec<CompletionCandidate> {
     let mut all = paths(&PathCompleter::any().stdio(), current);
     let name = Path::new(current).file_name().map_or(String::new(), |name| shown::os_text(name).into_owned());
@@ -151,7 +151,7 @@ mod tests {
         candidates.iter().map(|candidate| candidate.get_value().to_string_lossy().into_owned()).collect()
     }
 
-    /// Of the last word.
+    /// Returns the completions of the last word.
     fn completed(line: &str) -> Vec<String> {
         let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
         let last = words.len() - 1;

@@ -1,5 +1,5 @@
-//! Defaults of the user: `config.toml` and `HEAPBPF_*` variables. They are added to the words of the command line unless
-//! it has the option already, so that they are parsed and checked like these.
+//! User defaults: `config.toml` and `HEAPBPF_*` variables. They are added to the words of the command line unless it has the
+//! option already, so that they are parsed and checked like these words.
 
 use std::ffi::OsString;
 use std::io::Read;
@@ -17,8 +17,8 @@ use crate::linux::walk::open_trusted;
 use crate::reader;
 use crate::shown::{self, Shown};
 
-/// Options that have defaults of the user's, by command: none that selects targets or names a file, because under sudo
-/// these are a user's choices for root.
+/// Options that may have user defaults, by command. No option is included that selects targets or names a file, because under
+/// sudo these would be a user's choices for root.
 pub(super) const SETTINGS: [(&str, &[&str]); 5] = [
     (
         "record",
@@ -64,18 +64,18 @@ pub(super) const SETTINGS: [(&str, &[&str]); 5] = [
 
 const FILE: &str = "heapbpf/config.toml";
 const BYTES_MAX: u64 = 1 << 20;
-/// Path of the file; empty for none.
+/// Environment variable with the path of the file; empty for no file.
 const PATH_VARIABLE: &str = "HEAPBPF_CONFIG";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Setting {
     option: &'static str,
     value: String,
-    /// Variable or file.
+    /// Name of the variable or file.
     source: String,
 }
 
-/// The words with the user's defaults for the command that they name; `None` if there are none. `sources` are for errors.
+/// The words with the user defaults for the command that they name; `None` if there are none. `sources` are for errors.
 pub(super) fn with_defaults(
     words: &[OsString],
     matches: &ArgMatches,
@@ -127,7 +127,7 @@ fn word(setting: &Setting, matches: &ArgMatches, command: &clap::Command) -> Res
     }
 }
 
-/// Variables take precedence over the file.
+/// Reads the settings of a command. Variables take precedence over the file.
 fn settings(command: &str, options: &'static [&'static str]) -> Result<Vec<Setting>> {
     let mut settings = from_variables(command, options, std::env::vars_os())?;
     if let Some(path) = path()
@@ -206,7 +206,7 @@ fn text_of(value: &Value) -> Option<String> {
     }
 }
 
-/// Under sudo, the file of the user who called it.
+/// Path of the file. Under sudo, it is the file of the user who called it.
 fn path() -> Option<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     if std::env::var_os(PATH_VARIABLE).is_some() {
@@ -217,8 +217,8 @@ fn path() -> Option<PathBuf> {
     Some(folder.join(FILE)).filter(|path| path.is_absolute())
 }
 
-/// `None` if there is no file. Refuses one that other users can write, and what is no file: under `setpriv` or `su`, `HOME` may be the
-/// folder of a user who has made it a link to a device.
+/// Reads the file; `None` if there is none. Refuses a file that other users can write, and anything but a regular file: under
+/// `setpriv` or `su`, `HOME` may be the folder of a user who has replaced the file by a link to a device.
 fn read(path: &Path) -> Result<Option<String>> {
     let shown = Shown::of(path);
     match reader::reach(None, path) {
@@ -238,7 +238,7 @@ fn read(path: &Path) -> Result<Option<String>> {
     Ok(Some(text))
 }
 
-/// Whether there is such a file, as far as this user can see: under `setpriv`, `HOME` may be another user's folder.
+/// Whether the file exists, as far as this user can see: under `setpriv`, `HOME` may be another user's folder.
 fn is_visible(path: &Path) -> bool {
     use std::io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
     path.symlink_metadata()

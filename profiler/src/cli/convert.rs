@@ -1,5 +1,5 @@
-//! `heapbpf convert`: reports from recordings and JSON reports. The first bytes of a file, not its name, determine what
-//! it is.
+//! Command `heapbpf convert`: reports from recordings and JSON reports. The first bytes of a file, not its name, determine its
+//! kind.
 
 use std::fs::{File, Metadata};
 use std::io::{BufReader, Read, Write};
@@ -149,22 +149,22 @@ fn clock(ns: u64) -> String {
     format!("{:02}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)
 }
 
-/// Maximum size of a JSON report. One of 10,000 callsites with 40 frames each has a sixth of it.
+/// Maximum size of a JSON report. A report of 10,000 callsites with 40 frames each has a sixth of it.
 const REPORT_BYTES_MAX: u64 = 512 << 20;
-/// As of recordings that are read elsewhere.
+/// Size of the buffer, as for recordings that are read elsewhere.
 const BUFFER_BYTES: usize = 1 << 18;
 const MISSING_LISTED_MAX: usize = 5;
 
-/// zstd's own default.
+/// Default compression level of zstd.
 const COMPRESSION_LEVEL: i32 = 3;
 
 pub(super) struct Input {
     pub(super) profile: Profile,
-    /// The rights of who can have written the file that was read, and named any other file in it.
+    /// Rights of the user who can have written the file, and named any other file in it.
     author: Rights,
-    /// The file is damaged, and was read up to there.
+    /// Whether the file is damaged, and was read up to the damage.
     pub(super) is_damaged: bool,
-    /// Until when the recording has totals only, in nanoseconds since its start.
+    /// Time until which the recording has totals only, in nanoseconds since its start.
     folded_until_ns: Option<u64>,
     events: Option<EventNames>,
     windows: Option<Windows>,
@@ -175,13 +175,13 @@ impl Input {
         Self { profile, author, is_damaged: false, folded_until_ns: None, events: None, windows: None }
     }
 
-    /// Embeds what the users of the recorded programs, and who wrote the file, may read.
+    /// Embeds source lines that the users of the recorded programs, and the author of the file, may read.
     fn embed_sources(&mut self, quiet: bool) {
         if ![0, Rights::of_invoker().uid()].contains(&self.author.uid()) {
             // Another user could have written that root's program named a file.
             self.profile.targets.iter_mut().for_each(|target| target.facts.rights = None);
         }
-        // What root has recorded can be of anybody.
+        // A recording by root can name files of any user's programs.
         let others = if self.author.uid() == 0 { Rights::of_nobody() } else { self.author.clone() };
         source::embed(&mut self.profile, &others, quiet);
     }
@@ -214,7 +214,8 @@ struct Options {
     events: bool,
 }
 
-/// The rights of who can have written an open file: its name can lead to another one by now. A pipe belongs to who made it.
+/// Rights of the user who can have written an open file: its name can lead to another one by now. A pipe belongs to the user who
+/// created it.
 fn author_of(found: &Metadata) -> Rights {
     const WRITTEN_BY_OTHERS: u32 = 0o022;
     let kind = found.file_type();
@@ -350,16 +351,16 @@ fn parse(bytes: &[u8]) -> Result<Profile> {
     bail!("{reason}; make a profile with `heapbpf --pid PID -o heap.json`, or `-o heap.heapbpf`")
 }
 
-/// From a first reading: names are at the file's end, so formats made of single events read it twice.
+/// Names for events, from a first reading: names are at the file's end, so formats made of single events read it twice.
 struct EventNames {
     profile: Profile,
-    /// The index in the profile, and those of callsites by their numbers in the recording.
+    /// For each target, its index in the profile, and those of its callsites by their numbers in the recording.
     targets: FxHashMap<LedgerId, (usize, FxHashMap<u32, usize>)>,
     entries: usize,
 }
 
 impl EventNames {
-    /// `ledgers` are those of the snapshot's targets, in their order.
+    /// Collects the names of a snapshot. `ledgers` are those of the snapshot's targets, in their order.
     fn new(snapshot: &Snapshot, ledgers: Vec<LedgerId>, resolver: &dyn Resolve, trim: Trim, entries: usize) -> Self {
         let target = |(index, (ledger, target)): (usize, (LedgerId, &TargetState))| {
             let callsites = target.ledger.callsites.iter().enumerate().map(|(at, callsite)| (callsite.index, at));
@@ -369,7 +370,7 @@ impl EventNames {
         Self { profile: profile(snapshot, Scope::Whole, resolver, trim), targets, entries }
     }
 
-    /// Events of callsites that are left out have no callsite.
+    /// Applies a filter. Events of callsites that are left out have no callsite.
     fn select(&mut self, filter: &Filter) {
         let kept = filter.apply(&mut self.profile);
         for (target, callsites) in self.targets.values_mut() {
@@ -418,7 +419,7 @@ impl EventNames {
                             events.allocate(*target, callsite, bytes(to))?;
                         }
                     }
-                    // Nothing that is live changes.
+                    // The change affects no live block.
                     Movement::FreedReweighed { .. } => {}
                 }
                 Ok(())

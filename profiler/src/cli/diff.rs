@@ -1,4 +1,4 @@
-//! `heapbpf diff`: what grew between two profiles.
+//! Command `heapbpf diff`: growth between two profiles.
 
 use std::path::Path;
 
@@ -49,7 +49,7 @@ pub(super) fn diff(args: &DiffArgs) -> Result<u8> {
     }
 }
 
-/// Whether the growth is above the limit for certain: the lower bound of its confidence interval is.
+/// Whether the growth is certain to exceed the limit: the lower bound of its confidence interval does.
 #[expect(clippy::cast_precision_loss, reason = "amounts below 2^53")]
 fn exceeds(total: &Delta, view: View, limit: Threshold) -> bool {
     let [low, _] = if total.is_exact() { [total.growth(view); 2] } else { total.confidence(view) };

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::commands::commands;
 
-/// Long options by command; those without a command under an empty name.
+/// Long options by command; the options without a command are under an empty name.
 struct Options(BTreeMap<String, BTreeSet<String>>);
 
 impl Options {
@@ -39,7 +39,8 @@ fn may_precede(word: &str) -> bool {
         || word.split_once('=').is_some_and(|(name, _)| !name.contains('-'))
 }
 
-/// Command lines of heapbpf: in blocks of code, and in prose between backticks. Those with errors are documented too, last.
+/// Command lines of heapbpf on a page: in blocks of code, and in prose between backticks. The table of errors, which is last, is
+/// left out.
 fn documented(page: &str) -> Vec<String> {
     let page = page.split("<!-- table of errors").next().unwrap_or(page);
     let mut all: Vec<String> = Vec::new();

@@ -14,7 +14,7 @@ use crate::linux::signals::ExitAtSignal;
 use crate::process::launch::LaunchError;
 use crate::session::TooSmall;
 
-// A contract: see docs/exit-codes.md.
+// These codes are a contract: see docs/exit-codes.md.
 pub(super) const DONE: u8 = 0;
 pub(super) const FAILED: u8 = 1;
 pub(super) const USAGE: u8 = 2;
@@ -34,7 +34,7 @@ pub(super) fn usage(text: impl Into<String>) -> anyhow::Error {
     UsageError(text.into()).into()
 }
 
-/// While nothing is recorded or checked yet.
+/// Message of an interruption while nothing is recorded or checked yet.
 const INTERRUPTION: &str = "heapbpf: interrupted before anything was recorded or written";
 
 /// Reports that heapbpf was interrupted. Returns the exit code.
@@ -43,18 +43,18 @@ pub(super) fn interrupted() -> u8 {
     INTERRUPTED
 }
 
-/// Until it is dropped, the first SIGINT or SIGTERM exits.
+/// RAII guard during which the first SIGINT or SIGTERM exits.
 pub(super) fn exit_when_interrupted() -> io::Result<ExitAtSignal> {
     ExitAtSignal::first(INTERRUPTED, || say_in_handler(INTERRUPTION))
 }
 
-/// Until it is dropped, the second SIGINT exits.
+/// RAII guard during which the second SIGINT exits.
 pub(super) fn exit_when_interrupted_again() -> io::Result<ExitAtSignal> {
     ExitAtSignal::second_interrupt(INTERRUPTED, || say_in_handler(INTERRUPTION))
 }
 
 pub(super) fn fail(error: &anyhow::Error) -> u8 {
-    // A reader that closed its end (`heapbpf … | head`) has what it wanted.
+    // A reader that closed its end (`heapbpf … | head`) has all that it needs.
     if is_broken_pipe(error) {
         return DONE;
     }
@@ -74,10 +74,10 @@ pub(super) fn is_broken_pipe(error: &anyhow::Error) -> bool {
 
 #[derive(Debug, Error)]
 pub(super) enum ParseError {
-    /// Also a request for help.
+    /// The words cannot be parsed, or request help.
     #[error(transparent)]
     Words(#[from] clap::Error),
-    /// With the user's defaults, which come from `sources`.
+    /// The words cannot be parsed with the user defaults, which come from `sources`.
     #[error("{sources}: {error}")]
     Defaults { error: clap::Error, sources: String },
     #[error(transparent)]
@@ -137,7 +137,7 @@ fn shortened(word: &str) -> Cow<'_, str> {
     }
 }
 
-/// A program whose own options were given to heapbpf.
+/// Finds a program whose own options were given to heapbpf.
 fn program<'a>(error: &'a clap::Error, words: &'a [OsString], subcommand: Option<&clap::Command>) -> Option<&'a str> {
     let Some(ContextValue::String(unknown)) = error.get(ContextKind::InvalidArg) else { return None };
     if error.kind() != ErrorKind::UnknownArgument {

@@ -1,4 +1,4 @@
-//! `heapbpf leaks`: takes heap snapshots, and checks them on a worker thread.
+//! Command `heapbpf leaks`: takes heap snapshots, and checks them on a worker thread.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -133,7 +133,7 @@ pub(super) fn run(mut args: LeaksArgs, inherited: Inherited) -> Result<u8> {
         sources: args.common.symbols.sources(common.quiet)?,
     };
     match (args.pid, args.watch) {
-        // An interrupt exits until all is written.
+        // An interrupt exits until all reports are written.
         (Some(pid), None) => async_runtime()?.block_on(check_unrecorded(pid, args.snapshot, plan, reports)),
         _ => run_session(record(args, plan, reports, inherited, early)),
     }
@@ -209,7 +209,7 @@ async fn record(
 #[derive(Clone, Copy, Debug)]
 struct Verdict {
     has_leaks: bool,
-    /// Of children of the command nothing is known.
+    /// Whether nothing is known of children of the command.
     is_incomplete: bool,
 }
 
@@ -249,14 +249,14 @@ impl Listener for Events {
 }
 
 struct Reports {
-    /// For the last check; earlier checks are written to numbered files beside them.
+    /// Outputs of the last check; earlier checks are written to numbered files beside them.
     outputs: Vec<Output>,
     /// Format of all files, whatever their extensions.
     format: Option<Format>,
     quiet: bool,
-    /// HTML reports contain lines of source files.
+    /// Whether HTML reports contain lines of source files.
     source: bool,
-    /// The text report goes to standard error, because standard output is a command's.
+    /// Whether the text report goes to standard error, because standard output is a command's.
     to_stderr: bool,
     sources: Sources,
 }
@@ -319,14 +319,14 @@ impl Reports {
         let (width, colour) = terminal::layout();
         let style = Style { width, colour: colour && !to_stderr, contents };
         let write_text = |out: &mut dyn Write| {
-            // The last line of a command's own output may have no end.
+            // The last line of a command's own output may lack its line end.
             if !is_first || self.to_stderr {
                 writeln!(out)?;
             }
             write_text(found, style, out)
         };
         if to_stderr {
-            // Like all messages: nobody needs to read them.
+            // The report is written like all messages, whose errors are ignored.
             let _ = write_text(&mut terminal::errors());
             return Ok(());
         }

@@ -11,7 +11,7 @@ use tracing_subscriber::registry::LookupSpan;
 use super::terminal;
 use crate::report::text;
 
-/// `RUST_LOG` takes precedence.
+/// Starts logging. `RUST_LOG` takes precedence.
 pub(super) fn start(verbose: u8, quiet: bool, is_agent: bool) {
     let default = match verbose {
         0 if quiet => "error",
@@ -27,7 +27,7 @@ pub(super) fn start(verbose: u8, quiet: bool, is_agent: bool) {
     log.log_internal_errors(false).event_format(Lines { colour: terminal::errors_have_colour() }).init();
 }
 
-/// `heapbpf: warning: …`; below information, with the module.
+/// Format of log lines: `heapbpf: warning: …`; below information, with the module.
 struct Lines {
     colour: bool,
 }
@@ -53,7 +53,7 @@ where
         }
         let mut fields = String::new();
         context.field_format().format_fields(Writer::new(&mut fields), event)?;
-        // What targets have named gets no colours.
+        // Names that targets have chosen get no colours.
         writeln!(out, "{}", text::plain(&fields))
     }
 }

@@ -60,7 +60,7 @@ pub fn run() -> ExitCode {
     if words.get(1).is_some_and(|command| command == keeper::COMMAND) {
         return run_keeper();
     }
-    // Before heapbpf changes any signal disposition or limit: started programs inherit the original ones.
+    // The state is captured before heapbpf changes any signal disposition or limit: started programs inherit the original ones.
     let inherited = Inherited::now();
     signals::ignore_file_size_signal();
     match completion::answer(commands, &words) {
@@ -137,7 +137,7 @@ fn doctor(args: &DoctorArgs) -> Result<u8> {
         None => args.pid,
     };
     let pid = pid.map(|pid| process::of_number(pid, false));
-    // The report takes a second, and would have nothing about the process.
+    // The report takes a second, and would contain nothing about the process.
     if let Some(pid) = pid {
         running(pid)?;
     }
@@ -155,7 +155,7 @@ fn doctor(args: &DoctorArgs) -> Result<u8> {
 
 fn manual(of: Option<&str>) -> Result<u8> {
     let mut command = commands();
-    // Sets the full names of subcommands.
+    // Building sets the full names of subcommands.
     command.build();
     let page = match of {
         None => command,

@@ -11,13 +11,13 @@ use crate::symbolize::resolver::Resolver;
 use crate::symbolize::sandbox::Interrupt;
 use crate::symbolize::sources::Sources;
 
-/// Which names a report gets.
+/// Source of the names in a report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Naming {
-    /// Those that it has; a recording without any is symbolized.
+    /// Use the names stored in the recording; symbolize only if it has none.
     #[default]
     Recorded,
-    /// What has none is symbolized.
+    /// Symbolize locations that have no name.
     Again,
 }
 

@@ -1,4 +1,4 @@
-//! `heapbpf open`: a report in the user's browser.
+//! Command `heapbpf open`: opens a report in the user's browser.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -14,7 +14,7 @@ use super::user::{Invoker, invoker};
 use crate::report::Format;
 use crate::shown::{self, Shown};
 
-/// Of freedesktop.org: opens a file with the program that the user prefers.
+/// Program of freedesktop.org that opens a file with the program that the user prefers.
 const OPENER: &str = "xdg-open";
 
 pub(super) fn run(args: &OpenArgs) -> Result<u8> {
@@ -49,7 +49,7 @@ fn check(path: &Path) -> Result<()> {
 
 type Variables = Vec<(&'static str, OsString)>;
 
-/// What the browser needs to find the user's session: sudo removes it. `None` without a graphical session.
+/// Variables by which the browser finds the user's session: sudo removes them. `None` without a graphical session.
 fn environment(invoker: Option<&Invoker>) -> Option<Variables> {
     let variable = |name: &'static str| Some((name, std::env::var_os(name).filter(|value| !value.is_empty())?));
     let mut variables: Variables = ["DISPLAY", "WAYLAND_DISPLAY", "BROWSER"].into_iter().filter_map(variable).collect();
@@ -69,7 +69,7 @@ fn environment(invoker: Option<&Invoker>) -> Option<Variables> {
     variables.iter().any(is_graphical).then_some(variables)
 }
 
-/// Never as root where sudo was called: a browser must not run with its privileges.
+/// Starts the browser, never as root where sudo was called: a browser must not run with root's privileges.
 fn start(path: &Path, variables: &Variables, invoker: Option<&Invoker>) -> Result<()> {
     let mut command = Command::new(OPENER);
     command.arg(path).envs(variables.iter().map(|(name, value)| (name, value))).stdin(Stdio::null());

@@ -34,7 +34,7 @@ pub(super) enum Access {
 }
 
 impl Access {
-    /// Of reports that may contain lines of source files, which others may not be able to read.
+    /// Access to reports that may contain lines of source files, which others may not be able to read.
     pub(super) fn of_report(has_sources: bool) -> Self {
         if has_sources { Self::Owner } else { Self::All }
     }
@@ -98,8 +98,8 @@ impl Output {
         (!matches!(self.destination, Destination::Stdout)).then_some(&*self.path)
     }
 
-    /// Writes the report like [`write`](Self::write). An interrupt meanwhile makes it start again, with what `report` writes
-    /// then; what was printed already remains.
+    /// Writes the report like [`write`](Self::write). An interrupt meanwhile makes it start again, with the text that `report`
+    /// writes then; text that was printed already remains.
     pub(super) fn write_unless(
         self,
         is_interrupted: &dyn Fn() -> bool,
@@ -176,7 +176,7 @@ impl Written {
         Ok(())
     }
 
-    /// See [`Output::write_unless`].
+    /// Writes a report: see [`Output::write_unless`].
     pub(super) fn write_unless(
         &mut self,
         output: Output,
@@ -199,7 +199,7 @@ impl Written {
         self.list_with(|format| format!("{prefix}{}", format.spec().description))
     }
 
-    /// Also states what files lack of the profile.
+    /// Lists the written files with the parts of the profile that they lack.
     pub(super) fn list_of(&self, profile: &Profile) -> String {
         self.list_with(|format| format!("{}{}", format.spec().description, format.lacks(profile)))
     }
@@ -233,7 +233,7 @@ pub(super) fn check_distinct(paths: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// The same for all paths to a file, whether it exists or not.
+/// Path that is the same for all paths to a file, whether it exists or not.
 fn identity(path: &Path) -> PathBuf {
     if path == Path::new("-") {
         return path.to_owned();
@@ -244,14 +244,14 @@ fn identity(path: &Path) -> PathBuf {
     whole.unwrap_or_else(|| path.to_owned())
 }
 
-/// Name of new reports about `subject`, at this time.
+/// Name of new reports about `subject`, with the present time.
 pub(super) fn default_name(subject: &str) -> String {
     let sanitize = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
     let name: String = subject.chars().map(sanitize).take(NAME_CHARS_MAX).collect();
     format!("heapbpf-{name}-{}", Zoned::now().strftime("%Y%m%d-%H%M%S"))
 }
 
-/// Paths in the current directory that do not exist, one per format, of one name.
+/// Paths in the current directory that do not exist, one per format, with the same name.
 pub(super) fn new_paths(name: &str, formats: &[Format]) -> Vec<PathBuf> {
     let path = |name: &str, format: &Format| Path::new(".").join(format!("{name}.{}", format.spec().extension));
     let names = std::iter::once(name.to_owned()).chain((2..).map(|number| format!("{name}-{number}")));
@@ -329,7 +329,7 @@ fn is_standard_output(path: &Path) -> bool {
     path == Path::new("-") || path == Path::new("/dev/stdout")
 }
 
-/// Opens a device or pipe. A pipe without a reader is waited for, as by other programs, but not in silence.
+/// Opens a device or pipe. Waits for a reader of a pipe, as other programs do, but not in silence.
 fn open_stream(path: &Path, stream: &Stream) -> io::Result<File> {
     if let Some(file) = stream.open()? {
         return Ok(file);
@@ -388,7 +388,7 @@ mod tests {
         assert_eq!(left, 1, "a temporary file stays behind");
     }
 
-    /// What was written before the interrupt is not in the file.
+    /// Text that was written before the interrupt is not in the file.
     #[test]
     fn an_interrupted_report_starts_again() {
         use std::cell::Cell;

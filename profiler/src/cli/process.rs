@@ -14,7 +14,7 @@ use crate::report::text::{counted, printable};
 
 const LISTED_MAX: usize = 10;
 
-/// `command` completes suggestions: `heapbpf` or `heapbpf leaks`.
+/// Finds the process that `word` names. `command` completes suggestions: `heapbpf` or `heapbpf leaks`.
 pub(super) fn find(word: &str, command: &str) -> Result<Pid> {
     if word.bytes().all(|byte| byte.is_ascii_digit()) {
         return values::pid(word).map_err(|reason| usage(format!("`{word}`: {reason}")));
@@ -28,7 +28,7 @@ pub(super) fn find(word: &str, command: &str) -> Result<Pid> {
     }
 }
 
-/// The process with this number, or that of the thread with it.
+/// Returns the process with this number, or that of the thread with it.
 pub(super) fn of_number(pid: Pid, quiet: bool) -> Pid {
     let Some(process) = of_thread(Tid(pid.0)).filter(|process| *process != pid) else { return pid };
     if !quiet {

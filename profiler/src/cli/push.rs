@@ -1,4 +1,4 @@
-//! Options of `--push`, and what they start.
+//! Options of `--push`, and the configuration that they result in.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::shown::Shown;
 
 const HEADING: &str = "Push to a server";
 const HEADERS_BYTES_MAX: u64 = 1 << 20;
-/// Room for a few windows of large processes.
+/// Minimum size of the queue, for a few windows of large processes.
 const QUEUE_BYTES_MIN: u64 = 64 << 10;
 
 #[derive(Args, Clone, Debug, Default)]

@@ -1,4 +1,4 @@
-//! `heapbpf record`, which is also `heapbpf` without a subcommand. A worker thread writes reports: a dump that fails
+//! Command `heapbpf record`, which is also `heapbpf` without a subcommand. A worker thread writes reports: a dump that fails
 //! affects the exit code and does not stop the recording.
 
 mod outputs;
@@ -166,7 +166,7 @@ async fn record(
     session.run(stop, &mut control, &mut events).await?;
     events.line.clear();
     let (snapshot, command, recording) = session.finish()?;
-    // Served until the reports are written.
+    // Views are served until the reports are written.
     let mut views = events.views.take();
     if let Some(views) = &mut views {
         drop(control);
@@ -198,14 +198,14 @@ async fn record(
     }
 }
 
-/// Until the screen is to close although the user has not closed it: at once where the recording did not end by itself.
+/// Waits until the screen is to close although the user has not closed it: at once where the recording did not end by itself.
 async fn is_to_close(args: &RecordArgs, stops: &mut Stops, launched: Option<Launched>) {
     if !stops.requested && !stops.terminated && args.duration.is_none() {
         stops.next(launched).await;
     }
 }
 
-/// Messages must not interrupt a command's own output.
+/// Whether messages are suppressed, because they must not interrupt a command's own output.
 fn is_silent(args: &RecordArgs) -> bool {
     args.common.output.quiet || args.top.is_some() || !args.command.is_empty()
 }
@@ -402,7 +402,7 @@ impl State {
         let Some(number) = snapshot.window_of(Scope::Window).and_then(|window| window.number) else { return };
         let paths = self.paths.iter().map(|path| output::window_path(path, number)).collect();
         self.write_beside(snapshot, Scope::Window, &self.presentation.clone(), paths);
-        // Keeps names between dumps, and closes the files they were read from.
+        // The release keeps names between dumps, and closes the files from which they were read.
         self.resolver.release();
     }
 
@@ -450,7 +450,8 @@ impl State {
         let (mut written, mut errors) = (Written::default(), Vec::new());
         let report = self.report(snapshot, Scope::Whole, &profile, &self.presentation);
         for output in outputs {
-            // Their files are tables of one recording: with one of the whole, a pattern for all of them counts everything twice.
+            // Parquet files of windows are tables of one recording: with a table of the whole, a pattern for all of them would
+            // count everything twice.
             if snapshot.window.is_some() && output.format() == Format::Parquet && output.path().is_some() {
                 continue;
             }

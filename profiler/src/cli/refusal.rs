@@ -1,4 +1,4 @@
-//! Errors of what the kernel refuses: `doctor` knows the reason and the next command.
+//! Explains errors of the kernel: `doctor` knows the reason and the next command.
 
 use std::ffi::OsString;
 
@@ -10,10 +10,10 @@ use crate::probe::attach::AttachError;
 use crate::process::launch::LaunchError;
 use crate::shown;
 
-/// What the kernel refused; `None` for other errors.
+/// Kind of the operation that the kernel refused; `None` for other errors.
 fn refused(error: &anyhow::Error) -> Option<Refused> {
     let is = |kind: fn(&(dyn std::error::Error + 'static)) -> bool| error.chain().any(kind);
-    // The keeper's reasons are texts. They stay where tracing is allowed, so that `doctor` finds nothing.
+    // The keeper's reasons are texts. They remain where tracing is allowed, so that `doctor` finds no reason.
     let tracing = |cause: &(dyn std::error::Error + 'static)| {
         matches!(cause.downcast_ref(), Some(CollectError::NotPermitted(_) | CollectError::Keeper(_)))
             || matches!(cause.downcast_ref(), Some(LaunchError::Trace(..) | LaunchError::Keeper(_)))
@@ -26,7 +26,7 @@ fn refused(error: &anyhow::Error) -> Option<Refused> {
     }
 }
 
-/// Replaces what the kernel answered by the reason, if `doctor` knows it.
+/// Replaces the kernel's error by the reason, if `doctor` knows it.
 pub(super) fn explained(error: anyhow::Error) -> anyhow::Error {
     let reason = refused(&error).and_then(|refused| doctor::explain(&command_line(), Some(refused)));
     let Some(reason) = reason else { return error };
@@ -34,7 +34,7 @@ pub(super) fn explained(error: anyhow::Error) -> anyhow::Error {
     anyhow::anyhow!(reason)
 }
 
-/// Of this process, for a shell.
+/// Command line of this process, quoted for a shell.
 pub(super) fn command_line() -> String {
     let quote = |argument: OsString| {
         let argument = shown::os_text(&argument).into_owned();

@@ -1,4 +1,4 @@
-//! What a session needs around it: privileges, limits, an async runtime, stop signals, and a worker thread.
+//! Environment of a session: privileges, limits, an async runtime, stop signals, and a worker thread.
 
 use std::ffi::OsString;
 use std::io;
@@ -38,7 +38,7 @@ pub(super) fn async_runtime() -> Result<Runtime> {
     Builder::new_current_thread().enable_all().build().context("cannot start tokio")
 }
 
-/// For the thread of a view.
+/// Creates the runtime for the thread of a view.
 pub(super) fn view_runtime() -> Result<Runtime> {
     Builder::new_current_thread().enable_all().build().context("cannot start tokio")
 }
@@ -49,7 +49,8 @@ fn raise(resource: Resource, name: &str, limit: Rlimit) {
     }
 }
 
-/// Refuses what `doctor` would refuse, as far as a few files show it. The rest shows when the kernel refuses it.
+/// Fails where `doctor` would find missing privileges, as far as a few files show that. Other refusals are found when the kernel
+/// refuses.
 fn check_privileges() -> Result<()> {
     let missing = feature::missing().context("cannot read this process's capabilities")?;
     let is_elsewhere = [process::in_initial_pid_namespace(), process::in_initial_user_namespace()]
@@ -65,7 +66,8 @@ fn check_privileges() -> Result<()> {
     }
 }
 
-/// Returns `None` if a signal stopped heapbpf before the first target was attached. From here on, signals do not exit: `early`.
+/// Starts a session and attaches it. Returns `None` if a signal stopped heapbpf before the first target was attached. From here
+/// on, signals do not exit: `early` is dropped.
 pub(super) async fn start_session(
     config: SessionConfig,
     command: &[OsString],
@@ -85,13 +87,13 @@ pub(super) async fn start_session(
     if !command.is_empty() {
         stops.interrupts_left = 1;
         session.launch(command, inherited)?;
-        // Earlier signals are meant for the command too. If they are enough to stop it, the report still covers it.
+        // Earlier signals are for the command too. If they are enough to stop it, the report still covers it.
         stops.pending(session.launched()).await;
     }
     Ok(Some((session, stops, control)))
 }
 
-/// Until it exits or the user interrupts. Returns the exit code.
+/// Waits until the command exits or the user interrupts. Returns the exit code.
 pub(super) async fn wait_for_command(mut command: Command, stops: &mut Stops, quiet: bool) -> u8 {
     let launched = command.launched();
     let report = |text: &str| (!quiet).then(|| say(&format!("heapbpf: {launched} {text}")));
@@ -108,21 +110,21 @@ pub(super) async fn wait_for_command(mut command: Command, stops: &mut Stops, qu
     }
 }
 
-/// SIGINT, SIGTERM and SIGHUP. With a command, they are the command's: heapbpf forwards those sent by a process (a
-/// `kill` of the whole group reaches the command twice) and records until it exits. A second SIGINT stops heapbpf.
+/// Listener for SIGINT, SIGTERM and SIGHUP. With a command, these signals are the command's: heapbpf forwards those sent by a
+/// process (a `kill` of the whole group reaches the command twice) and records until it exits. A second SIGINT stops heapbpf.
 pub(super) struct Stops {
     listeners: Vec<(Signal, unix::Signal)>,
     /// Number of SIGINTs that are for the command only: 1 with a command.
     interrupts_left: u32,
     pub(super) requested: bool,
-    /// The interrupt that comes after the end of the recording is reported.
+    /// Whether to report the interrupt that arrives after the end of the recording.
     is_end_announced: bool,
-    /// SIGTERM or SIGHUP was received, also with a command.
+    /// Whether SIGTERM or SIGHUP was received, also with a command.
     pub(super) terminated: bool,
 }
 
 impl Stops {
-    /// `inherited` are the dispositions before heapbpf changed any.
+    /// Starts listening. `inherited` are the dispositions before heapbpf changed any.
     fn new(inherited: &Inherited) -> Result<Self> {
         let mut listeners = Vec::new();
         for (number, kind) in [
@@ -136,7 +138,7 @@ impl Stops {
                 listeners.push((number, signal(kind).context("cannot listen for signals")?));
             }
         }
-        // One between both steps has not reached its listener.
+        // A signal between the two steps has not reached its listener.
         let requested = signals::interrupts() > 0;
         Ok(Self { listeners, interrupts_left: 0, requested, is_end_announced: false, terminated: false })
     }
@@ -148,7 +150,7 @@ impl Stops {
         }
     }
 
-    /// The recording has ended. If it has ended by itself, the next interrupt was to end it, and leaves no names out.
+    /// Notes the end of the recording. If it has ended by itself, the next interrupt was to end it, and leaves no names out.
     pub(super) fn note_end(&mut self, command: Option<Launched>, quiet: bool) {
         if command.is_none() && !self.requested {
             self.interrupts_left = 1;
@@ -156,7 +158,8 @@ impl Stops {
         }
     }
 
-    /// Ignores the interrupt that is for the command, or for the recording: it may have ended before heapbpf received it.
+    /// Waits for the next signal. Ignores the interrupt that is for the command, or for the recording: it may have ended before
+    /// heapbpf received the interrupt.
     pub(super) async fn next(&mut self, command: Option<Launched>) {
         loop {
             let signal = std::future::poll_fn(|context| self.poll(context)).await;
@@ -209,10 +212,11 @@ impl Stops {
     }
 }
 
-/// Processes jobs in order, so that the session continues draining. The runtime waits for it when it is dropped.
+/// Worker thread that processes jobs in order, so that the session continues draining. The runtime waits for it when it is
+/// dropped.
 pub(super) struct Worker<J, R> {
     queue: Sender<Queued<J>>,
-    /// Each queued job has a reference.
+    /// Counter of pending jobs: each queued job has a reference.
     pending: Arc<()>,
     thread: JoinHandle<Result<R>>,
     interrupt: Interrupt,
@@ -230,7 +234,7 @@ impl<J: Send + 'static, R: Send + 'static> Worker<J, R> {
         let (queue, jobs) = mpsc::channel();
         let interrupt = Interrupt::default();
         let of_thread = interrupt.clone();
-        // A resolver is not Send.
+        // A resolver is not `Send`, so the thread creates it.
         let thread = tokio::task::spawn_blocking(move || work(jobs, Resolver::sandboxed(of_thread, sources)));
         Self { queue, pending: Arc::new(()), thread, interrupt }
     }
@@ -244,7 +248,7 @@ impl<J: Send + 'static, R: Send + 'static> Worker<J, R> {
         Arc::strong_count(&self.pending) - 1
     }
 
-    /// When `stop` resolves before all jobs are processed, remaining frames are not symbolized.
+    /// Waits for all jobs. When `stop` resolves before all are processed, remaining frames are not symbolized.
     pub(super) async fn finish(self, stop: impl Future<Output = ()>) -> Result<R> {
         let Self { queue, mut thread, interrupt, .. } = self;
         drop(queue);

@@ -28,7 +28,7 @@ impl TakenTerminal {
         Ok(taken)
     }
 
-    /// Also after a shell has changed the modes.
+    /// Enters the screen, also after a shell has changed the modes.
     pub(super) fn enter(&self) -> io::Result<()> {
         // The modes to restore are those of the first call, unless they are set back.
         disable_raw_mode()?;
@@ -48,7 +48,7 @@ impl Drop for TakenTerminal {
     }
 }
 
-/// Acts once per taken terminal.
+/// Restores the terminal, once per taken terminal.
 fn restore() {
     let Some(kept) = kept_messages() else { return };
     // A terminal that has hung up needs no modes.

@@ -8,7 +8,7 @@ use clap::Args;
 use super::exit::usage;
 use crate::serve::{self, Address, Token};
 
-/// Heading of its options in the help.
+/// Heading of the options of `--serve` in the help.
 const HEADING: &str = "Serve";
 
 // Options of all commands that record.
@@ -45,7 +45,7 @@ impl ServeArgs {
         self.token_file.iter().chain(&self.tls_cert).chain(&self.tls_key)
     }
 
-    /// The configuration, with the contents of its files. `None` where nothing is served.
+    /// The configuration, with the contents of its files; `None` without `--serve`.
     pub(super) fn config(&self) -> Result<Option<serve::Config>> {
         if self.serve.is_empty() {
             return Ok(None);

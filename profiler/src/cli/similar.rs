@@ -1,6 +1,6 @@
 //! Suggestions for mistyped commands.
 
-/// A command whose name differs from a mistyped word by a letter in three.
+/// The command whose name is most similar to a mistyped word: at most a letter in three differs.
 pub(super) fn similar(word: &str) -> Option<&'static str> {
     const NAMES: [&str; 11] =
         ["record", "convert", "symbolize", "agent", "doctor", "diff", "leaks", "top", "open", "completions", "man"];

@@ -1,6 +1,6 @@
-//! `--source`: lines of source files around the frames of a profile. Debug information, which targets control, names
-//! the files: so only regular files with the extension of a programming language are read, with the rights of the user whose
-//! process names a line and with those of the invoking user, and the amount of text is limited.
+//! Implementation of `--source`: lines of source files around the frames of a profile. Debug information, which targets control,
+//! names the files: so only regular files with the extension of a programming language are read, with the rights of the user
+//! whose process names a line and with those of the invoking user, and the amount of text is limited.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -21,23 +21,23 @@ use crate::report::View;
 use crate::report::text::{counted, printable};
 use crate::shown;
 
-/// Lines before and after that of a frame.
+/// Number of lines before and after that of a frame.
 const LINES_AROUND: u32 = 10;
 const LINE_CHARS_MAX: usize = 400;
-/// Limits of a file, of all embedded text, and of the number of files to open.
+/// Maximum size of a file, maximum size of all embedded text, and maximum number of files to open.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 const TEXT_BYTES_MAX: usize = 4 << 20;
 const FILES_MAX: usize = 4096;
 
-/// Extensions of source files. Files of passwords and keys have none of them.
+/// Extensions of source files. Files with passwords and keys have other extensions.
 const EXTENSIONS: [&str; 50] = [
     "c", "h", "cc", "hh", "cpp", "hpp", "cxx", "hxx", "c++", "h++", "inc", "inl", "ipp", "tcc", "tpp", "i", "ii",
     "def", "m", "mm", "cu", "cuh", "s", "S", "asm", "y", "l", "rs", "go", "zig", "d", "f", "F", "f90", "F90", "f95",
     "adb", "ads", "pas", "swift", "nim", "cr", "vala", "ml", "hs", "java", "kt", "cs", "py", "pyx",
 ];
 
-/// Embeds the lines around each frame, those of callsites with the largest amounts first. `others` are the rights for what targets name
-/// whose own rights are not known: those of a recording.
+/// Embeds the lines around each frame, those of callsites with the largest amounts first. `others` are the rights for files that
+/// targets name whose own rights are not known: those of a recording.
 pub(super) fn embed(profile: &mut Profile, others: &Rights, quiet: bool) {
     let files = by_weight(profile, others);
     let count = files.len();
@@ -51,7 +51,7 @@ pub(super) fn embed(profile: &mut Profile, others: &Rights, quiet: bool) {
     }
 }
 
-/// A line of a source file that this target names, and that its user and the invoking one may read; `None` without one.
+/// A line of a source file that this target names, and that its user and the invoking user may read; `None` if there is none.
 pub(super) fn line(target: &TargetFacts, path: &Path, line: u32) -> Option<String> {
     let text = read_source(path, &Reader::of(target, &Rights::of_nobody())).ok()?.text;
     let line = text.lines().nth(usize::try_from(line.checked_sub(1)?).ok()?)?;
@@ -63,20 +63,21 @@ type Lines = BTreeSet<u32>;
 /// A file that debug information names.
 struct Named {
     file: Arc<str>,
-    /// Its lines, by who is to read them: what one target names is no reason to show it with the rights of another.
+    /// Lines of the file, by the rights with which to read them: a file that one target names is not shown with the rights of
+    /// another.
     lines: Vec<(Reader, Lines)>,
 }
 
-/// With which rights, and below which root directory, a file is read that a target names.
+/// Rights with which a file is read that a target names, and root directory below which it is read.
 #[derive(Clone, Debug)]
 struct Reader {
     rights: Rights,
-    /// Of a running process with another root directory than heapbpf's, as in a container.
+    /// View of a running process with another root directory than heapbpf's, as in a container.
     elsewhere: Option<FileView>,
 }
 
 impl Reader {
-    /// A process that still runs may have fewer rights by now.
+    /// Determines the reader for a target. A process that still runs may have fewer rights by now.
     fn of(target: &TargetFacts, others: &Rights) -> Self {
         let Some(files) = target.files.as_ref().map(|files| files.narrowed()) else {
             return Self { rights: target.rights.as_ref().unwrap_or(others).clone(), elsewhere: None };
@@ -96,7 +97,7 @@ impl Reader {
     }
 }
 
-/// Processes of one container read the same files.
+/// Readers are equal if they read the same files, as processes of one container do.
 impl PartialEq for Reader {
     fn eq(&self, other: &Self) -> bool {
         let root = |reader: &Self| reader.elsewhere.as_ref().map(FileView::root_id);
@@ -141,7 +142,7 @@ fn by_weight(profile: &Profile, others: &Rights) -> Vec<Named> {
     files.into_iter().map(named).collect()
 }
 
-/// The pieces, and of how many files there are some.
+/// Returns the pieces, and the number of files from which there are pieces.
 fn pieces(files: &[Named]) -> (Vec<SourcePiece>, usize) {
     let (mut pieces, mut read, mut bytes) = (Vec::new(), 0, 0);
     for named in files.iter().take(FILES_MAX) {
@@ -159,8 +160,8 @@ fn pieces(files: &[Named]) -> (Vec<SourcePiece>, usize) {
 }
 
 impl Named {
-    /// The file's text, and those of its lines that are named by a target that may read them. A name that leads to several files stands
-    /// for the first.
+    /// Reads the file's text, and selects the lines that are named by a target that may read them. A name that leads to several
+    /// files stands for the first.
     fn read(&self) -> Option<(String, Lines)> {
         let mut found: Option<(Source, Lines)> = None;
         for (reader, lines) in &self.lines {
@@ -180,7 +181,7 @@ struct Source {
     text: String,
 }
 
-/// Device and inode.
+/// Device and inode of a file.
 type FileId = (Device, u64);
 
 fn id_of(opened: &Opened) -> io::Result<FileId> {
@@ -191,8 +192,8 @@ fn id_of(opened: &Opened) -> io::Result<FileId> {
     Ok((Device::from_raw(metadata.dev()), metadata.ino()))
 }
 
-/// Reads a file that this reader and the invoking user may read. Only with an absolute path: others are relative to where the
-/// compiler ran.
+/// Reads a file that this reader and the invoking user may read. Fails for relative paths, which are relative to the folder in
+/// which the compiler ran.
 fn read_source(path: &Path, reader: &Reader) -> io::Result<Source> {
     let refused = |reason| io::Error::new(io::ErrorKind::InvalidInput, reason);
     let is_source = path.extension().and_then(|extension| extension.to_str()).is_some_and(|e| EXTENSIONS.contains(&e));
@@ -236,7 +237,7 @@ fn around(file: &Arc<str>, text: &str, lines: &Lines) -> Vec<SourcePiece> {
     ranges.into_iter().map(piece).collect()
 }
 
-/// Keeps indentation, which `printable` would remove.
+/// Text of a line without control characters. Keeps indentation, which `printable` would remove.
 fn cleaned(line: &str) -> String {
     let line = line.replace('\t', "    ");
     let indentation = line.len() - line.trim_start_matches(' ').len();

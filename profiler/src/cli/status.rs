@@ -1,4 +1,4 @@
-//! The text of the status of a recording: two lines.
+//! Text of the status of a recording, in two lines.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use crate::report::text;
 use crate::session::Progress;
 use crate::units::EstimatedBytes;
 
-/// Lines of those parts that fit into the columns, in the order of their importance.
+/// Lines of the parts that fit into the columns, in the order of their importance.
 pub(super) fn text(progress: &Progress, grower: Option<&str>, stop: &str, columns: usize) -> String {
     let mut parts = vec![time(progress)];
     match progress.targets {
@@ -32,7 +32,7 @@ pub(super) fn text(progress: &Progress, grower: Option<&str>, stop: &str, column
     if second.is_empty() { first } else { format!("{first}\n{second}") }
 }
 
-/// The last part may be truncated; others are left out whole.
+/// Joins the parts that fit. The last part may be truncated; others are left out whole.
 fn fitted(parts: Vec<String>, columns: usize) -> String {
     const SEPARATOR: &str = " · ";
     const TRUNCATED_MIN: usize = 24;

@@ -1,4 +1,4 @@
-//! `heapbpf symbolize`: names that are added later, elsewhere. Reports in other formats are written by `convert`.
+//! Command `heapbpf symbolize`: adds names later, elsewhere. Reports in other formats are written by `convert`.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -94,7 +94,7 @@ fn pprof(args: &ConvertArgs) -> Result<u8> {
     Ok(exit::DONE)
 }
 
-/// Returns the number of locations that received names.
+/// Adds names to a pprof file. Returns the number of locations that received names.
 fn name_pprof(file: &mut PprofFile, sources: &Sources) -> usize {
     let mappings = file.mappings();
     let resolver = Resolver::sandboxed(Interrupt::default(), sources.clone());
@@ -115,7 +115,7 @@ fn name_pprof(file: &mut PprofFile, sources: &Sources) -> usize {
         if modules.get(facts.id).image().is_ok() {
             continue;
         }
-        // A mapping of the only code begins at the page of its first address.
+        // The mapping of a module's only code begins at the page of the code's first address.
         if let [code] = resolver.debug_code(modules.get(facts.id))[..] {
             let address = LinkAddr(code.address.0 / PAGE_BYTES * PAGE_BYTES);
             let (offset, size_bytes) = (FileOffset(mapping.file_offset), mapping.end.saturating_sub(mapping.start));
@@ -160,7 +160,7 @@ fn add_names(recording: &Path, output: &Path, sources: &Sources) -> Result<()> {
         return Err(anyhow!("`{name}` is damaged; write another format"));
     }
     let snapshot = spanned.snapshot(names::find(spanned.modules(), true).modules);
-    // Downloads what the profile lacks.
+    // Symbolizing downloads debug information that the profile lacks.
     let symbolized = profile(&snapshot, Scope::Whole, &names, Trim { ends: false, interpreter: true });
     let mut names = names::names(&snapshot, &names);
     names.symbolization = symbolized.health.symbolization;

@@ -1,4 +1,4 @@
-//! Options of symbolization: where names may come from.
+//! Options of symbolization, which select the sources of names.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub(super) struct SymbolArgs {
 }
 
 impl SymbolArgs {
-    /// Fails if the environment names something else than servers.
+    /// Sources of names. Fails if the environment names something else than servers.
     pub(super) fn sources(&self, quiet: bool) -> Result<Sources> {
         let home = user::invoker().map(|invoker| invoker.home);
         let settings = Settings::new(&self.debuginfod, home.as_deref(), |name| std::env::var_os(name));

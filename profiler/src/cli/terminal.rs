@@ -1,6 +1,6 @@
-//! Standard error and terminals receive no control characters except line ends and tabs: names and paths of targets could move a
-//! terminal's cursor or type into it, even from a log file printed later. Colours pass only in what [`Page`](crate::report::page::Page)
-//! and the log have coloured.
+//! Filters text for standard error and terminals, which receive no control characters except line ends and tabs: names and paths
+//! of targets could move a terminal's cursor or type into it, even from a log file printed later. Colours pass only in text that
+//! [`Page`](crate::report::page::Page) and the log have coloured.
 
 #![expect(clippy::disallowed_methods, reason = "the only file that writes there")]
 
@@ -19,7 +19,7 @@ use crate::report::text;
 use crate::session::Progress;
 use crate::shown;
 
-/// Writes a message to standard error, whatever names are in it. Ignores errors: reports are written even if nobody reads messages.
+/// Writes a message to standard error, whatever names are in it. Ignores errors: reports are written even if messages cannot be.
 pub(super) fn say(message: &str) {
     say_coloured(&text::plain(message));
 }
@@ -29,7 +29,7 @@ pub(super) fn error_message(error: impl fmt::Display) -> String {
     format!("heapbpf: error: {error:#}").replace('\n', "\n  ")
 }
 
-/// Writes what may have colours of heapbpf's own.
+/// Writes a message that may have colours of heapbpf's own.
 pub(super) fn say_coloured(message: &str) {
     if !keep(message) {
         let mut out = errors();
@@ -61,12 +61,12 @@ pub(super) fn keep_messages() {
     *messages() = Some(VecDeque::new());
 }
 
-/// Later messages are written again. Returns those that were kept; `None` if none were to be.
+/// Stops keeping messages. Returns the kept ones; `None` if messages were not kept.
 pub(super) fn kept_messages() -> Option<VecDeque<String>> {
     messages().take()
 }
 
-/// Returns whether the message is kept.
+/// Keeps a message while a full screen is shown. Returns whether it is kept.
 fn keep(message: &str) -> bool {
     let mut messages = messages();
     let Some(kept) = messages.as_mut().filter(|_| errors_are_terminal()) else { return false };
@@ -82,12 +82,12 @@ pub(super) fn output() -> Lines<io::Stdout> {
     Lines::new(io::stdout(), output_is_terminal().then_some(text::plain))
 }
 
-/// Standard output, for what may have colours of heapbpf's own.
+/// Standard output, for text that may have colours of heapbpf's own.
 pub(super) fn coloured_output() -> Lines<io::Stdout> {
     Lines::new(io::stdout(), output_is_terminal().then_some(text::coloured))
 }
 
-/// Standard error, for what may have colours of heapbpf's own.
+/// Standard error, for text that may have colours of heapbpf's own.
 pub(super) fn errors() -> Lines<io::Stderr> {
     Lines::new(io::stderr(), Some(text::coloured))
 }
@@ -112,7 +112,7 @@ pub(super) fn errors_have_colour() -> bool {
     errors_are_terminal() && wants_colour()
 }
 
-/// For a screen, whose texts contain no control characters.
+/// Standard output for a screen, whose texts contain no control characters.
 pub(super) fn unfiltered_output() -> io::Stdout {
     io::stdout()
 }
@@ -140,7 +140,7 @@ type Filter = fn(&str) -> Cow<'_, str>;
 /// Writer that filters whole lines for terminals, and passes bytes on unchanged elsewhere.
 pub(super) struct Lines<W: Write> {
     inner: W,
-    /// The filter, and the line that has no end yet.
+    /// Filter for terminals, and the line that has no end yet.
     filtered: Option<(Filter, Vec<u8>)>,
 }
 
@@ -150,7 +150,7 @@ impl<W: Write> Lines<W> {
     }
 }
 
-/// A terminal whose session has ended returns `EIO`, which is treated as a closed pipe.
+/// Converts an error: a terminal whose session has ended returns `EIO`, which is treated as a closed pipe.
 fn hung_up(error: io::Error) -> io::Error {
     if error.raw_os_error() == Some(libc::EIO) { io::ErrorKind::BrokenPipe.into() } else { error }
 }
@@ -212,7 +212,7 @@ impl ProgressLine {
         errors_are_terminal()
     }
 
-    /// Draws once.
+    /// Draws the status once.
     pub(super) fn show(&self, progress: &Progress, stop: &str) {
         if self.bar.is_hidden() {
             return;
@@ -221,7 +221,7 @@ impl ProgressLine {
         self.set_message(&status::text(progress, grower.as_deref(), stop, columns()));
     }
 
-    /// Names of others may be in it.
+    /// Sets the text, from which control characters are removed: names of others may be in it.
     fn set_message(&self, text: &str) {
         self.bar.set_message(text::plain(text).into_owned());
     }
@@ -233,7 +233,7 @@ impl ProgressLine {
     }
 
     pub(super) fn begin(&self, activity: &str) {
-        // The tick is a thread.
+        // The tick is a thread, which a hidden status does not need.
         if !self.bar.is_hidden() {
             self.bar.set_style(ProgressStyle::default_spinner());
             self.set_message(activity);

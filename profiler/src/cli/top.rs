@@ -1,4 +1,4 @@
-//! `heapbpf top`: `heapbpf record` with a screen, or with lines for scripts.
+//! Command `heapbpf top`: `heapbpf record` with a screen, or with lines for scripts.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;

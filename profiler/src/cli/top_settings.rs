@@ -1,4 +1,4 @@
-//! How `heapbpf top` shows a recording.
+//! Settings of `heapbpf top`.
 
 use std::time::Duration;
 
@@ -7,17 +7,17 @@ use regex::Regex;
 use crate::report::Presentation;
 use crate::top::script::Style;
 
-/// How a recording is shown meanwhile.
+/// Presentation of a recording while it is running.
 #[derive(Clone, Debug)]
 pub(super) struct TopSettings {
     pub(super) period: Duration,
-    /// `None` for the screen.
+    /// Style of the lines for scripts; `None` for the screen.
     pub(super) style: Option<Style>,
     pub(super) is_once: bool,
     pub(super) has_duration: bool,
     pub(super) callsites_max: usize,
     pub(super) focus: Option<Regex>,
-    /// A shell does job control.
+    /// Whether a shell does job control.
     pub(super) is_stoppable: bool,
     pub(super) presentation: Presentation,
 }

@@ -36,7 +36,7 @@ const KEYS_MAX: usize = 256;
 pub(super) struct Top {
     thread: Option<JoinHandle<Result<()>>>,
     phase: watch::Sender<Phase>,
-    /// Closed when the thread ends.
+    /// Channel that is closed when the thread ends.
     closed: watch::Receiver<()>,
 }
 
@@ -51,13 +51,13 @@ impl Top {
         Self { thread: Some(thread), phase, closed }
     }
 
-    /// Until the user quits, or everything is printed.
+    /// Waits until the user quits, or everything is printed.
     pub(super) fn closed(&self) -> impl Future<Output = ()> + use<> {
         let mut closed = self.closed.clone();
         async move { while closed.changed().await.is_ok() {} }
     }
 
-    /// The feed has the last snapshot.
+    /// Notes that the recording has ended: the feed has the last snapshot.
     pub(super) fn end_recording(&self) {
         let _ = self.phase.send(Phase::Ended);
     }
@@ -76,7 +76,7 @@ impl Top {
 
 impl Drop for Top {
     fn drop(&mut self) {
-        // Another error is being reported.
+        // An error of the screen is ignored here, because another error is being reported.
         let _ = self.join();
     }
 }
@@ -108,7 +108,7 @@ async fn first(feed: &Feed, phase: &mut watch::Receiver<Phase>) -> Result<Arc<Pr
         match feed.profile(Duration::ZERO).await {
             Ok(profile) => return Ok(profile),
             Err(Unavailable::Busy) => {}
-            // A recording that has ended already.
+            // The recording has ended already.
             Err(error) => return script::last(feed, phase).await.ok_or(error.into()),
         }
     }
@@ -130,7 +130,7 @@ async fn show_screen(
     let settings = screen::Settings { period, filter: focus, theme };
     let screen = Screen::new(&mut output, &mut host, feed.clone(), profile, settings);
     match screen.run(keys(), phase).await {
-        // A terminal that has hung up.
+        // The terminal has hung up.
         Err(error) if error.raw_os_error() == Some(libc::EIO) => Ok(()),
         shown => shown.context("cannot write to the terminal"),
     }

@@ -17,7 +17,7 @@ pub(super) fn invoker() -> Option<Invoker> {
     find(&fs::read_to_string("/etc/passwd").ok()?, uid)
 }
 
-/// `passwd` is a file in the format of passwd(5). Users of directory services are not found.
+/// Finds a user. `passwd` is a file in the format of passwd(5). Users of directory services are not found.
 fn find(passwd: &str, uid: u32) -> Option<Invoker> {
     passwd.lines().find_map(|line| {
         let mut fields = line.split(':').skip(2);

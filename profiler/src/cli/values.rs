@@ -42,19 +42,19 @@ pub(super) fn pid(text: &str) -> Result<Pid, String> {
 
 pub(super) fn regex(text: &str) -> Result<Regex, String> {
     Regex::new(text).map_err(|error| {
-        // A drawing of the pattern precedes the reason.
+        // The error shows the pattern before the reason.
         let error = error.to_string();
         let reason = error.lines().last().unwrap_or_default().trim_start_matches("error: ");
         format!("not a regular expression: {reason}")
     })
 }
 
-/// Growth between two profiles.
+/// Limit of the growth between two profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Threshold {
-    /// Of the earlier profile's total, in millionths; can be more than all of it.
+    /// Share of the earlier profile's total, in millionths; can be more than all of it.
     Share(u64),
-    /// Bytes or blocks.
+    /// Number of bytes or blocks.
     Amount(u64),
 }
 
@@ -105,7 +105,7 @@ pub(super) fn size_from(bytes_min: u64) -> impl Fn(&str) -> Result<u64, String> 
     }
 }
 
-/// A time above 0; a bare number is in seconds.
+/// Parses a time above 0; a bare number is in seconds.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     let time = offset(text)?;
     if time.is_zero() { Err("must be longer than 0".to_owned()) } else { Ok(time) }

@@ -32,22 +32,22 @@ pub(super) struct ViewArgs {
     pub(super) push: PushArgs,
 }
 
-/// Of a file that is part of the configuration: certificates of authorities are the largest.
+/// Maximum size of a file that is part of the configuration: certificates of authorities are the largest.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
-/// What views are started with: their options, and the contents of the files that these name.
+/// Configuration of views: their options, and the contents of the files that these name.
 #[derive(Clone, Default)]
 pub(super) struct Prepared {
     server: Option<serve::Config>,
     push: Option<PushConfig>,
-    /// Of all of it.
+    /// Digest of the options and of the contents of files.
     digest: [u8; 32],
 }
 
 impl ViewArgs {
-    /// Reads the files. Fails if any of them cannot be used.
+    /// Reads the files that the options name. Fails if any of them cannot be used.
     pub(super) fn prepare(&self) -> Result<Prepared> {
-        // First: a file that is replaced meanwhile differs from this next time.
+        // The digest is computed first: a file that is replaced meanwhile differs from this digest next time.
         let digest = self.digest();
         Ok(Prepared { server: self.serve.config()?, push: self.push.config()?, digest })
     }
@@ -56,7 +56,7 @@ impl ViewArgs {
         let mut digest = Sha256::new();
         digest.update(format!("{self:?}"));
         for file in self.serve.files().chain(self.push.files()) {
-            // What cannot be read is refused when it is used.
+            // A file that cannot be read is refused when it is used.
             let bytes = files::read(file, FILE_BYTES_MAX).unwrap_or_default();
             digest.update((bytes.len() as u64).to_le_bytes());
             digest.update(bytes);
@@ -73,28 +73,28 @@ impl Prepared {
         self.server.is_some() || self.push.is_some()
     }
 
-    /// Whether views that were started with the other one must be started again.
+    /// Whether views that were started with `other` must be started again.
     pub(super) fn differs_from(&self, other: &Self) -> bool {
         self.digest != other.digest
     }
 }
 
-/// How views show profiles.
+/// Presentation of profiles in views.
 pub(super) struct Rendering {
     pub(super) presentation: Presentation,
-    /// Remove frames of the language runtime.
+    /// Frames of the language runtime to remove.
     pub(super) trim: Trim,
-    /// Standard error is not for views' messages.
+    /// Whether standard error is not for views' messages.
     pub(super) quiet: bool,
     pub(super) sources: Sources,
 }
 
-/// Running views. They have threads of their own, so that nothing they do delays the session.
+/// Running views. They have threads of their own, so that they do not delay the session.
 pub(super) struct Views {
     feed: Feed,
     _server: Option<Running>,
     pusher: Option<Pusher>,
-    /// What `heapbpf top` shows, before it is started and then.
+    /// Settings of `heapbpf top` until it is started.
     top_settings: Option<TopSettings>,
     top: Option<Top>,
 }
@@ -105,7 +105,7 @@ impl Views {
         Self::start_prepared(args.prepare()?, rendering, top)
     }
 
-    /// Fails where an address or the queue is in use.
+    /// Starts the prepared views. Fails where an address or the queue is in use.
     pub(super) fn start_prepared(
         prepared: Prepared,
         rendering: Rendering,
@@ -138,7 +138,7 @@ impl Views {
         self.top = self.top_settings.take().map(|settings| Top::start(settings, self.feed.clone()));
     }
 
-    /// Until the user closes the screen; for ever without one.
+    /// Waits until the user closes the screen; for ever without one.
     pub(super) fn closed(views: Option<&Self>) -> impl Future<Output = ()> + use<> {
         let closed = views.and_then(|views| views.top.as_ref()).map(Top::closed);
         async move {
@@ -163,7 +163,7 @@ impl Views {
         self.feed.publish(Some(progress));
     }
 
-    /// The session has ended with this snapshot. Views show it until they are dropped.
+    /// Ends a session with this snapshot, which views show until they are dropped.
     pub(super) async fn end_session(&self, last: Arc<Snapshot>) {
         self.feed.publish(None);
         if !self.feed.end(last).await {

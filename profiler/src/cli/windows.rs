@@ -1,4 +1,4 @@
-//! `heapbpf convert --every`: a recording in windows, each as rows of a table.
+//! Implementation of `heapbpf convert --every`: a recording in windows, each as rows of a table.
 
 use std::io::Write;
 
@@ -16,7 +16,7 @@ use crate::snapshot::Scope;
 use crate::symbolize::profile::profile;
 use crate::symbolize::resolver::Resolver;
 
-/// From a first reading: names, modules and facts of targets are complete at the file's end only.
+/// State from a first reading: names, modules and facts of targets are complete at the file's end only.
 pub(super) struct Windows {
     pub(super) every_ns: u64,
     /// Number of entries of the first reading: a recording that is still being written grows.

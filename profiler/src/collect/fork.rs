@@ -1,9 +1,9 @@
-//! Copies of stopped processes by a fork. Processes that could notice it are refused. A released copy exits by itself,
-//! also when heapbpf is killed: a parent might take a child that was killed for a crash (PostgreSQL's postmaster ends
-//! all others then). A direct child would be visible to the process's `wait` calls, and remain as a zombie: so an
-//! intermediate process (`clone(CLONE_VM)`, killed and reaped during the stop) creates the copy, which init or a
-//! subreaper adopts. If heapbpf is killed before that has `PTRACE_O_EXITKILL`, it dies at its first use of the stack,
-//! which it lacks, with all signals blocked. Descriptors are shared, so that a file that the process closes is closed.
+//! Copies of stopped processes by a fork. Processes that could notice it are refused. A released copy exits by itself, also when
+//! heapbpf is killed: a parent might take a child that was killed for a crash (PostgreSQL's postmaster ends all others then). A
+//! direct child would be visible to the process's `wait` calls, and remain as a zombie: so an intermediate process
+//! (`clone(CLONE_VM)`, killed and reaped during the stop) creates the copy, which init or a subreaper adopts. If heapbpf is
+//! killed before the intermediate process has `PTRACE_O_EXITKILL`, that process dies at its first use of the stack, which it
+//! lacks, with all signals blocked. Descriptors are shared, so that a file that the process closes is closed.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ const END_WAIT: Duration = Duration::from_secs(1);
 /// Stack pointer of the created processes: invalid.
 const NO_STACK: u64 = 8;
 
-/// Dropping it on the thread that created it, or the exit of that thread, makes the copy exit.
+/// A copy of a process. Dropping it on the thread that created it, or the exit of that thread, makes the copy exit.
 #[derive(Debug)]
 pub(crate) struct ForkCopy {
     of: Pid,
@@ -33,7 +33,7 @@ pub(crate) struct ForkCopy {
 }
 
 impl ForkCopy {
-    /// `threads` are all threads, which are held, also afterwards. Takes 10 ms per GiB, for page tables.
+    /// Copies a process. `threads` are all threads, which are held, also afterwards. Takes 10 ms per GiB, for page tables.
     pub(crate) fn make(pid: Pid, threads: &[StoppedThread], mapped: &[Region]) -> Result<Self, ForkError> {
         if is_first_of_namespace(pid) {
             return Err(ForkError::Impossible(pid, ADOPTS));
@@ -71,7 +71,7 @@ impl Drop for ForkCopy {
 /// Whether a process is the init process of a PID namespace, to which orphans are reparented.
 fn is_first_of_namespace(pid: Pid) -> bool {
     let status = process::status(pid).unwrap_or_default();
-    // PIDs in all namespaces, the last one in its own.
+    // The line has the PIDs in all namespaces, the last one in the process's own.
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
     numbers.and_then(|numbers| numbers.split_ascii_whitespace().next_back()) == Some("1")
 }
@@ -93,7 +93,7 @@ fn copy_with(pid: Pid, thread: &mut InjectedThread) -> Result<ForkCopy, ForkErro
     Ok(copy)
 }
 
-/// `number` is the PID of an exited child in the process's namespace. Does not block.
+/// Reaps an exited child in the process. `number` is the child's PID in the process's namespace. Does not block.
 fn wait_in(pid: Pid, thread: &mut InjectedThread, number: u64) -> Result<(), ForkError> {
     let options = (libc::__WALL | libc::WNOHANG).unsigned_abs();
     let waited = thread.call(libc::SYS_wait4, [number, 0, options.into(), 0, 0, 0], &mut |_| {});
@@ -104,7 +104,8 @@ fn wait_in(pid: Pid, thread: &mut InjectedThread, number: u64) -> Result<(), For
     Ok(())
 }
 
-/// Returns the copy, which exits when it is detached, and its PID in the process's namespace.
+/// Makes the intermediate process create the copy. Returns the copy, which exits when it is detached, and its PID in the
+/// process's namespace.
 fn copy_from(pid: Pid, thread: &InjectedThread, between: &Tracee) -> Result<(ForkCopy, u64), ForkError> {
     let failed = |error| ForkError::Trace(pid, error);
     between.set_options(Options::THREADS.and(Options::KILLED)).map_err(failed)?;
@@ -128,7 +129,7 @@ fn copy_from(pid: Pid, thread: &InjectedThread, between: &Tracee) -> Result<(For
     Ok((forked, number))
 }
 
-/// Waits until the child is stopped before its first instruction. Also returns its PID in the process's namespace.
+/// Creates a child, and waits until it is stopped before its first instruction. Also returns its PID in the process's namespace.
 fn make_child(pid: Pid, maker: &mut InjectedThread, flags: u32) -> Result<(Tracee, u64), ForkError> {
     let failed = |error| ForkError::Trace(pid, error);
     let mut child = None;

@@ -1,5 +1,6 @@
-//! System calls that a stopped thread makes for this process. Its registers, signal mask and interrupted system call are restored,
-//! by itself if this process is killed meanwhile. Nothing else in the process changes: see [`place`] and [`own`].
+//! System calls that a stopped thread makes for this process. The thread's registers, signal mask and interrupted system call are
+//! restored; if this process is killed meanwhile, the thread restores them itself. Nothing else in the process changes: see
+//! [`place`] and [`own`].
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -24,7 +25,7 @@ mod way_back;
 
 pub(super) use way_back::WayBack;
 
-/// Has one of these threads, which are all of the process, make system calls.
+/// Makes one of these threads, which are all of the process, make system calls.
 pub(super) fn inject<T>(
     pid: Pid,
     threads: &[StoppedThread],
@@ -62,7 +63,7 @@ fn choose(pid: Pid, threads: &[StoppedThread]) -> Result<&StoppedThread, ForkErr
     let mut filter = None;
     let mut running = None;
     for stopped in threads.iter().filter(|stopped| stopped.stop == Stop::Trap) {
-        // A thread in 32-bit mode has no such registers.
+        // A thread in 32-bit mode has no registers of this kind.
         let Some(registers) = stopped.tracee.registers().ok().flatten() else { continue };
         if let Some(found) = filter_of(pid, &stopped.tracee).map_err(failed)? {
             filter = Some(found);
@@ -98,29 +99,30 @@ const CALL_WAIT: Duration = Duration::from_secs(20);
 
 pub(super) const ALL_SIGNALS: u64 = u64::MAX;
 
-/// Makes system calls by an existing instruction; registers, signal mask and an interrupted system call are restored.
+/// A thread that makes system calls by an existing instruction; registers, signal mask and an interrupted system call are
+/// restored.
 #[derive(Debug)]
 pub(crate) struct InjectedThread {
     pid: Pid,
     tracee: Tracee,
     instruction: u64,
     saved: Registers,
-    /// Those of numbers and vectors.
+    /// Floating-point and vector registers.
     extended: Vec<u64>,
     blocked: u64,
-    /// Address of the frame with which it restores itself when it returns, and of the code to return to.
+    /// Address of the frame with which the thread restores itself when it returns, and of the code to which it returns.
     way_back: Option<(u64, u64)>,
     /// Address and size of the frame for the first and the last call.
     outer: Option<(u64, u64)>,
     /// Address and size of the mapping with the other frame and space for arguments.
     own: Option<(u64, u64)>,
-    /// It is held at the exit of the system call that it was interrupted in.
+    /// Whether the thread is held at the exit of the system call in which it was interrupted.
     at_exit: bool,
     has_blocked: bool,
     ran: bool,
-    /// It has not stopped since: a call timed out, as every call does in a frozen control group.
+    /// Whether the thread has not stopped since a call timed out, as every call does in a frozen control group.
     runs: bool,
-    /// SIGSTOP arrived, which cannot be blocked.
+    /// Whether SIGSTOP has arrived, which cannot be blocked.
     sigstop_arrived: bool,
 }
 
@@ -158,7 +160,7 @@ impl InjectedThread {
             .map_err(|_| io::Error::from_raw_os_error(i32::try_from(result.wrapping_neg()).unwrap_or(libc::EINVAL)))
     }
 
-    /// `mmap` at this address.
+    /// Makes the system call `mmap` at this address.
     pub(crate) fn map(
         &mut self,
         address: u64,
@@ -206,7 +208,8 @@ impl InjectedThread {
         made: &mut dyn FnMut(Tid),
     ) -> io::Result<Option<i64>> {
         self.prepare(number, arguments)?;
-        // After the registers: from then on, the thread restores the mask itself if this process is killed.
+        // Signals are blocked after the registers are set: from then on, the thread restores the mask itself if this process is
+        // killed.
         if !self.has_blocked {
             self.tracee.block_signals(ALL_SIGNALS)?;
             self.has_blocked = true;
@@ -230,7 +233,7 @@ impl InjectedThread {
                         entered = true
                     }
                     Some(SyscallPhase::Exit(result)) if entered => return Ok(Some(result)),
-                    // Exit of the call that it was stopped in.
+                    // This is the exit of the call in which the thread was stopped.
                     Some(SyscallPhase::Exit(_)) => {}
                     Some(_) => {
                         return Err(io::Error::other("the thread made another system call than the injected one"));
@@ -241,7 +244,8 @@ impl InjectedThread {
         }
     }
 
-    /// Held as before. The kernel restarts an interrupted call only after a `PTRACE_INTERRUPT` stop: it gets one.
+    /// Restores the thread, which is held as before. The kernel restarts an interrupted call only after a `PTRACE_INTERRUPT`
+    /// stop, so the thread gets one.
     fn restore(&mut self) -> io::Result<()> {
         if let Some(argument) = self.saved.first_argument()
             && self.at_exit
@@ -264,7 +268,7 @@ impl InjectedThread {
                 }
             }
         }
-        // Before the registers, for the same reason.
+        // The mask is restored before the registers, for the same reason.
         self.tracee.block_signals(self.blocked)?;
         self.tracee.set_registers(&self.saved.at_other_stop())?;
         arch::restore_discarded(&self.tracee, &self.extended)?;
@@ -299,7 +303,8 @@ fn is_in_rseq(tracee: &Tracee, registers: &Registers) -> io::Result<bool> {
     Ok(registers.instruction().wrapping_sub(start) < length)
 }
 
-/// Searches mappings of the kernel, the place of the thread's last system call, and all other code.
+/// Finds a system call instruction in mappings of the kernel, at the place of the thread's last system call, and in all other
+/// code.
 fn find_syscall_instruction(pid: Pid, tracee: &Tracee, mapped: &[Region]) -> Result<Option<u64>, ForkError> {
     let runs = |region: &&Region| region.executable && region.readable && region.end.0 < ADDRESS_END;
     let registers = tracee.registers().map_err(|error| ForkError::Trace(pid, error))?.ok_or(ForkError::Ended(pid))?;

@@ -31,7 +31,7 @@ const PIECES: usize = 512;
 
 const REGIONS_MAX: usize = 1 << 20;
 
-/// Spans that overlap a range, of `spans` by rising address without overlaps.
+/// Spans that overlap a range; `spans` are in rising order of addresses, without overlaps.
 fn between(spans: &[Span], start: TargetAddr, end: TargetAddr) -> impl Iterator<Item = &Span> {
     let first = spans.partition_point(|span| span.end <= start);
     spans[first..].iter().take_while(move |span| span.start < end)
@@ -58,15 +58,16 @@ fn allowed_bytes() -> u64 {
 #[derive(Debug)]
 pub(crate) struct Reserved {
     buffer: MmapMut,
-    /// If the kernel's estimate of free memory is too high, this process is killed, and not the target.
+    /// Makes the OOM killer choose this process, and not the target, if the kernel's estimate of free memory is too high.
     preference: OomPreference,
     /// `None` if so little was expected that free memory was not inquired.
     allowed_bytes: Option<u64>,
 }
 
 impl Reserved {
-    /// `bytes` is the present size; adds room for growth. Takes half a second per GiB, so call it before the stop.
-    /// Fails above three quarters of the available memory, of which the analysis needs a part as well, unless it is little.
+    /// Reserves memory for a copy. `bytes` is the present size; adds space for growth. Takes half a second per GiB, so call it
+    /// before the stop. Fails above three quarters of the available memory, of which the analysis needs a part as well, unless it
+    /// is little.
     pub(crate) fn of(pid: Pid, bytes: u64) -> Result<Self, CollectError> {
         let allowed = (bytes > UNCHECKED_BYTES).then(allowed_bytes);
         let mut reserved = Self::empty(pid, bytes, allowed)?;
@@ -91,15 +92,15 @@ impl Reserved {
 #[derive(Debug)]
 pub(crate) struct Copy {
     buffer: MmapMut,
-    /// Lowered only after the buffer has been freed.
+    /// Preference of the OOM killer, which is lowered only after the buffer has been freed.
     _preference: OomPreference,
     pieces: Vec<Piece>,
-    /// What could be read of the pieces, by rising address; adjacent spans are joined.
+    /// Readable parts of the pieces, by rising address; adjacent spans are joined.
     spans: Vec<Span>,
     pub unread_bytes: u64,
 }
 
-/// A requested range, by rising address and in this order in the buffer; adjacent ones are joined.
+/// A requested range. Pieces are in rising order of addresses, also in the buffer; adjacent ones are joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Piece {
     start: u64,
@@ -108,8 +109,8 @@ struct Piece {
 }
 
 impl Copy {
-    /// `spans` by rising address, without overlaps. Fails if the process has exited, is unreadable, or grew too much, and
-    /// when the time is up.
+    /// Copies `spans`, which are in rising order of addresses, without overlaps. Fails if the process has exited, is unreadable,
+    /// or grew too much, and when the time is up.
     pub(crate) fn take(
         pid: Pid,
         spans: &[Span],
@@ -201,7 +202,7 @@ fn copy_all(pid: Pid, jobs: VecDeque<Job<'_>>, limit: Option<StopLimit>) -> Resu
         }
     };
     std::thread::scope(|scope| {
-        // The calling thread takes part; if no other can be started, it does everything.
+        // The calling thread takes part; if no other thread can be started, it does everything.
         let others: Vec<_> =
             (1..threads).filter_map(|_| std::thread::Builder::new().spawn_scoped(scope, work).ok()).collect();
         let own = work();
@@ -218,7 +219,7 @@ fn copy(pid: Pid, job: Job<'_>) -> Result<Vec<Span>, CollectError> {
     let (mut done, mut first, mut holes) = (0, 0, Vec::new());
     while done < buffer.len() {
         let copied = match process_memory::read(pid, &ranges[first..], &mut buffer[done..]) {
-            // `EFAULT` also if all threads have exited and the memory is gone.
+            // The error `EFAULT` also occurs if all threads have exited and the memory is gone.
             Err(error) if error.raw_os_error() == Some(libc::EFAULT) => 0,
             result => result.map_err(CollectError::refused(pid, "read the memory of"))?,
         };
@@ -293,17 +294,18 @@ struct CachedPiece {
     bytes: Vec<u8>,
 }
 
-/// Read on demand. Threads cache what they read last: adjacent words cost one system call. Dropping it ends the fork.
+/// Memory that is read on demand from a fork. Threads cache what they read last: adjacent words cost one system call. Dropping it
+/// ends the fork.
 #[derive(Debug)]
 pub(crate) struct ForkMemory {
     copy: Box<dyn ProcessCopy>,
-    /// Unique in this process.
+    /// Number that is unique in this process.
     id: u64,
     spans: Vec<Span>,
 }
 
 impl ForkMemory {
-    /// `spans` is the existing memory. Shared memory is read as it is at the time of the read.
+    /// Reads the memory of `copy`. `spans` is the existing memory. Shared memory is read as it is at the time of the read.
     pub(crate) fn new(copy: Box<dyn ProcessCopy>, spans: Vec<Span>) -> Self {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         Self { copy, id: NEXT_ID.fetch_add(1, Ordering::Relaxed), spans: joined(spans) }
@@ -371,7 +373,7 @@ impl Memory for ForkMemory {
         while done < buffer.len() {
             let count = self.read_cached(address.0 + done as u64, span, &mut buffer[done..]);
             if count == 0 {
-                // A page is unreadable; others of the piece may be readable.
+                // A page is unreadable; other pages of the piece may be readable.
                 return done + self.read_directly(address.0 + done as u64, &mut buffer[done..]);
             }
             done += count;

@@ -25,7 +25,7 @@ use pages::Touched;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Method {
-    /// Copied while the process is stopped.
+    /// The process is copied while it is stopped.
     #[default]
     Read,
     /// The process is made to fork; the copy, which never runs, is read afterwards.
@@ -35,7 +35,7 @@ pub enum Method {
 pub struct Collected {
     pub pid: Pid,
     pub threads: Vec<ThreadState>,
-    /// By rising address.
+    /// Regions of the process by rising address.
     pub regions: Vec<Region>,
     pub memory: Box<dyn Memory>,
     /// User data that the kernel stores for the process, which may be the only pointers to blocks.
@@ -45,7 +45,7 @@ pub struct Collected {
     pub unread_bytes: u64,
 }
 
-/// A process that has been read and is still stopped, unless it was copied. Resumed when dropped.
+/// A process that has been read and is still stopped, unless it was copied. It is resumed when this value is dropped.
 pub(crate) struct Held {
     stopped: Option<Box<dyn StoppedProcess>>,
     pause: Duration,
@@ -69,7 +69,7 @@ pub(crate) fn collect(
     Ok(Collected { pause: held.release()?, ..collected })
 }
 
-/// As [`collect`], but the process is not resumed yet, and its pause is not known.
+/// Reads a process like [`collect`], but the process is not resumed yet, and its pause is not known.
 pub(crate) fn collect_held(
     pid: Pid,
     method: Method,
@@ -112,7 +112,7 @@ pub(crate) fn collect_held(
     Ok((Collected { pid, threads, regions, memory, kernel_words, pause, method, unread_bytes }, held))
 }
 
-/// Also returns the bytes missing from the copy, and the duration of the stop.
+/// Copies the process by a fork. Also returns the bytes missing from the copy, and the duration of the stop.
 fn forked(
     mut stopped: Box<dyn StoppedProcess>,
     regions: &[Region],

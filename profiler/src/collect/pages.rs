@@ -1,4 +1,4 @@
-//! Pages that have to be read. Nothing is faulted in, and untouched memory costs nothing, even terabytes.
+//! Pages that have to be read. No page is faulted in, and untouched memory costs nothing, even terabytes.
 
 use std::fs::File;
 use std::io;
@@ -18,12 +18,12 @@ use crate::linux::proc::process::entry_path;
 use crate::linux::process_memory::{self, Pages};
 use crate::memory::Span;
 
-/// Size limit for inspecting page by page (before Linux 6.7): only shadow memory of sanitizers is as large.
+/// Maximum size that is inspected page by page (before Linux 6.7): only shadow memory of sanitizers is as large.
 const SLOW_BYTES_MAX: u64 = 1 << 40;
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Touched {
-    /// By rising address; adjacent spans are joined.
+    /// Spans by rising address; adjacent spans are joined.
     pub spans: Vec<Span>,
     pub unread_bytes: u64,
 }
@@ -37,7 +37,7 @@ impl Touched {
         let failed = CollectError::refused(pid, "list the pages of");
         let pagemap = File::open(entry_path(pid, "pagemap")).map_err(|source| match source.kind() {
             io::ErrorKind::NotFound => CollectError::Ended(pid),
-            // Restricted by the mode of the file, not by the rules of ptrace.
+            // Access is restricted by the mode of the file, not by the rules of ptrace.
             io::ErrorKind::PermissionDenied => CollectError::PagemapNotPermitted(pid),
             _ => failed(source),
         })?;
@@ -78,7 +78,7 @@ impl Touched {
 
     fn push(&mut self, found: Range<u64>) {
         match self.spans.last_mut() {
-            // Ranges that a failed scan has reported before.
+            // A failed scan has reported these ranges before.
             Some(last) if found.end <= last.end.0 => {}
             Some(last) if found.start <= last.end.0 => last.end = TargetAddr(found.end),
             _ => self.spans.push(TargetAddr(found.start)..TargetAddr(found.end)),
@@ -88,7 +88,7 @@ impl Touched {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
-    /// `PAGEMAP_SCAN` (Linux 6.7).
+    /// Pages are found by `PAGEMAP_SCAN` (Linux 6.7).
     Scan,
     Pagemap,
 }
@@ -104,7 +104,7 @@ fn wanted(region: &Region) -> Option<Pages> {
     match &region.kind {
         RegionKind::Kernel => None,
         RegionKind::File { path } if region.shared => (region.writable && is_memory(path)).then_some(Pages::All),
-        // Device memory looks like private memory.
+        // Device memory resembles private memory.
         RegionKind::File { path } if path.starts_with("/dev") && !is_memory(path) => None,
         RegionKind::File { .. } => Some(Pages::Anonymous),
         RegionKind::Anonymous { .. } | RegionKind::Brk | RegionKind::Stack if region.shared => {
@@ -122,18 +122,19 @@ fn is_memory(path: &Path) -> bool {
         "/memfd:",
         "/SYSV",
         "/anon_hugepage",
-        // Kernel requests with user data that is returned on completion.
+        // These are kernel requests with user data that is returned on completion.
         "anon_inode:[io_uring]",
         "/[aio]",
     ];
     NAMES.iter().any(|name| path.as_os_str().as_encoded_bytes().starts_with(name.as_bytes()))
 }
 
-/// Limit for inspecting shared mappings completely; of larger ones, as of databases, only what the process touched is.
+/// Maximum size of shared mappings that are inspected completely; of larger ones, as of databases, only pages that the process
+/// has touched are.
 const SHARED_BYTES_MAX: u64 = 64 << 20;
 
-/// Ranges that any process has written: a forked child has no page table entries for them until it accesses them, but
-/// may hold pointers stored before. `None` where unknown or too large.
+/// Ranges of a shared mapping that any process has written. A forked child has no page table entries for them until it accesses
+/// them, but may have pointers stored in them. `None` where unknown or too large.
 fn shared_data(pid: Pid, region: &Region) -> Option<Vec<Range<u64>>> {
     const TMPFS_MAGIC: u64 = 0x0102_1994;
     let (start, end) = (region.start.0, region.end.0);

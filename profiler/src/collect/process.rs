@@ -21,11 +21,11 @@ pub struct ThreadState {
     pub tid: Tid,
     pub registers: Vec<u64>,
     pub instruction: TargetAddr,
-    /// Lowest used address of its stack.
+    /// Lowest used address of the thread's stack.
     pub stack_pointer: TargetAddr,
-    /// Next to its control block and its thread-local storage (`fs_base`, `TPIDR_EL0`).
+    /// Thread pointer, next to the thread's control block and its thread-local storage (`fs_base`, `TPIDR_EL0`).
     pub thread_pointer: TargetAddr,
-    /// It waits in a system call, or was stopped at the return from one.
+    /// Whether the thread waits in a system call, or was stopped at the return from one.
     pub in_syscall: bool,
     /// Wait status of the process, if the thread is held at the exit of the process.
     pub exit_status: Option<i32>,
@@ -36,23 +36,23 @@ impl ThreadState {
         self.registers.get(FRAME_POINTER_INDEX).copied()
     }
 
-    /// Of its static thread-local storage, the part that is nearest to its control block.
+    /// The part of the thread's static thread-local storage that is nearest to its control block.
     pub(crate) fn storage(&self, size_bytes: u64) -> Span {
         let range = arch::storage(self.thread_pointer.0, size_bytes);
         TargetAddr(range.start)..TargetAddr(range.end)
     }
 
-    /// Address of a word of its static thread-local storage. The one nearest to its control block is 1.
+    /// Address of a word of the thread's static thread-local storage. The word nearest to its control block is 1.
     pub(crate) fn storage_word(&self, nth: u64) -> Option<TargetAddr> {
         arch::storage_word(self.thread_pointer.0, nth).map(TargetAddr)
     }
 
-    /// Lowest address of its stack that code may use without moving the stack pointer.
+    /// Lowest address of the thread's stack that code may use without moving the stack pointer.
     pub(crate) fn stack_start(&self) -> TargetAddr {
         TargetAddr(self.stack_pointer.0.saturating_sub(RED_ZONE_BYTES))
     }
 
-    /// The signal that kills the process.
+    /// Name of the signal that kills the process.
     pub(crate) fn fatal_signal(&self) -> Option<String> {
         self.exit_status.map(|status| status & 0x7f).filter(|number| *number != 0).map(signals::name)
     }
@@ -84,9 +84,9 @@ pub(crate) struct StoppedThread {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Release {
-    /// It is detached, as if nothing had happened.
+    /// The thread is detached, as if nothing had happened.
     Detach,
-    /// It was held before, and its holder resumes it.
+    /// The thread was held before, and its holder resumes it.
     Keep,
 }
 
@@ -102,18 +102,18 @@ pub(crate) trait StoppedProcess {
 
     fn fork(&mut self, mapped: &[Region]) -> Result<Box<dyn ProcessCopy>, CollectError>;
 
-    /// Fails when the tracing thread has exited, at which the kernel resumes the process.
+    /// Resumes the process. Fails when the tracing thread has exited, at which the kernel resumes the process.
     fn release(self: Box<Self>) -> Result<Duration, CollectError>;
 }
 
-/// A copy of a process that does not run. Dropping it ends it.
+/// A copy of a process that does not run. Dropping it ends the copy.
 pub(crate) trait ProcessCopy: Debug + Send + Sync {
     fn pid(&self) -> Pid;
 
     fn has_ended(&self) -> bool;
 }
 
-/// Why a process could not be inspected. It continues to run.
+/// Reason why a process could not be inspected. The process continues to run.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CollectError {
     #[error(
@@ -175,12 +175,12 @@ pub(crate) enum CollectError {
 }
 
 impl CollectError {
-    /// Whether addresses that were free are not any more. They may be the process's own now.
+    /// Whether addresses that were free are occupied now, perhaps by the process itself.
     pub(crate) fn is_occupied(&self) -> bool {
         matches!(self, Self::Fork(ForkError::Trace(_, error)) if error.kind() == io::ErrorKind::AlreadyExists)
     }
 
-    /// As a reason why a process keeps the trap engine: nothing was to be inspected.
+    /// Converts the error to a reason why a process keeps the trap engine: nothing was to be inspected.
     pub(crate) fn of_engine(self) -> Self {
         let reason = match self {
             Self::Ended(pid) => format!("process `{pid}` exited"),
@@ -207,7 +207,7 @@ impl CollectError {
     }
 }
 
-/// Why a process could not be copied by a fork. The process is unchanged.
+/// Reason why a process could not be copied by a fork. The process is unchanged.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ForkError {
     #[error(
@@ -235,7 +235,7 @@ pub(crate) enum ForkError {
 }
 
 impl ForkError {
-    /// As a reason why a process keeps the trap engine: nothing was to be forked.
+    /// Converts the error to a reason why a process keeps the trap engine: nothing was to be forked.
     fn of_engine(&self) -> String {
         let reason = match self {
             Self::NoThread(_) => {

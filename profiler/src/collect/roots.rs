@@ -1,5 +1,5 @@
-//! Roots of the reachability analysis. An unused range that is included hides leaks; a used one that is excluded causes
-//! false reports: parts of stacks are excluded only where the thread library's own record confirms their bounds.
+//! Roots of the reachability analysis. An unused range that is included hides leaks, and a used range that is excluded causes
+//! false reports. So parts of stacks are excluded only where the thread library's own record confirms their bounds.
 
 use std::collections::HashSet;
 use std::iter;
@@ -37,7 +37,7 @@ pub(crate) fn root_spans(
 
 /// The control blocks of running threads, at the same distance below each one's thread pointer.
 struct ControlBlocks {
-    /// `None` if none is known.
+    /// Distance of a control block from its thread pointer; `None` if no block is known.
     distance: Option<u64>,
     all: HashSet<TargetAddr>,
 }
@@ -76,15 +76,15 @@ fn unused(
     // Another thread may run on a part of this stack that it received.
     let ends = threads.iter().map(|other| other.stack_pointer).filter(|end| stack.contains(end));
     let end = ends.min()?.0.saturating_sub(RED_ZONE_BYTES);
-    // Other mappings are never excluded, whatever the control block contains.
+    // Other mappings than the stack's are never excluded, whatever the control block contains.
     let start = stack.start.max(region.start);
     (start.0 < end).then_some(start..TargetAddr(end))
 }
 
-/// Whether the alternate signal stack (`uc_stack`) is a variable on the own stack: the interrupted frames are below it.
+/// Whether the alternate signal stack (`uc_stack`) is a variable on the thread's own stack: the interrupted frames are below it.
 fn is_on_nested_stack(thread: &ThreadState, stack: &Span, memory: &dyn Memory) -> bool {
     const SEARCHED_BYTES_MAX: u64 = 1 << 18;
-    // `SS_ONSTACK`, and `SS_AUTODISARM`.
+    // The flags are `SS_ONSTACK` and `SS_AUTODISARM`.
     const FLAGS: u64 = 1 | 1 << 31;
     let first = thread.stack_pointer.0.next_multiple_of(WORD_BYTES);
     let length = stack.end.0.saturating_sub(first).min(SEARCHED_BYTES_MAX);
@@ -99,13 +99,13 @@ fn is_on_nested_stack(thread: &ThreadState, stack: &Span, memory: &dyn Memory) -
     })
 }
 
-/// Includes guard, thread-local storage and control block, in which glibc (`stackblock`, `stackblock_size`) and musl
-/// (`map_base`, `map_size`) store it in two adjacent words, at offsets that differ between versions.
+/// The stack of a thread, including guard, thread-local storage and control block. glibc (`stackblock`, `stackblock_size`) and
+/// musl (`map_base`, `map_size`) store it in two adjacent words of the control block, at offsets that differ between versions.
 fn stack_of(block: TargetAddr, memory: &dyn Memory) -> Option<Span> {
     bounds(block, memory).map(|(_, stack)| stack)
 }
 
-/// Returns the offset of the two words in the control block, too.
+/// Returns the offset of the two words with the stack's bounds in the control block, and the stack.
 fn bounds(block: TargetAddr, memory: &dyn Memory) -> Option<(u64, Span)> {
     const BLOCK_BYTES: u64 = 4096;
     let word = |offset: u64| memory.word(TargetAddr(block.0.checked_add(offset)?));
@@ -123,14 +123,14 @@ fn bounds(block: TargetAddr, memory: &dyn Memory) -> Option<(u64, Span)> {
     )
 }
 
-/// Pointers, which may appear in such a pair of words as well, are larger, except low addresses.
+/// Maximum size of a stack. Pointers, which may appear in such a pair of words as well, are larger, except low addresses.
 const STACK_BYTES_MAX: u64 = 1 << 36;
 
 fn may_contain_stacks(region: &Region) -> bool {
     region.writable && !region.shared && matches!(region.kind, RegionKind::Anonymous { .. })
 }
 
-/// Stacks that glibc keeps for new threads, with stale pointers. `span` contains the control blocks at their top.
+/// Unused parts of stacks that glibc keeps for new threads, with stale pointers. `span` contains the control blocks at their top.
 fn ended_stacks(span: &Span, threads: &[ThreadState], running: &ControlBlocks, memory: &dyn Memory) -> Vec<Span> {
     let (mut found, mut buffer) = (Vec::new(), Vec::new());
     // Control blocks are aligned to lines.
@@ -153,7 +153,7 @@ fn ended_stacks(span: &Span, threads: &[ThreadState], running: &ControlBlocks, m
     found
 }
 
-/// Lines that two words identify as those of control blocks. Without calls per line, because this scans gigabytes.
+/// Addresses of lines that two words identify as those of control blocks. Makes no calls per line, because this scans gigabytes.
 fn own_lines(start: u64, bytes: &[u8]) -> Vec<u64> {
     let words = bytes.as_chunks::<8>().0;
     let (mut index, mut address, mut own) = (0, start, Vec::new());
@@ -168,15 +168,15 @@ fn own_lines(start: u64, bytes: &[u8]) -> Vec<u64> {
     own
 }
 
-/// Bytes scanned at once where they have to be copied: whole lines.
+/// Number of bytes that are scanned at once where they have to be copied: whole lines.
 const WINDOW_BYTES: usize = 1 << 16;
 
 const LINE_BYTES: usize = 8 * MARK_LINE_WORDS;
 
-/// Bytes of the last line in a window that are scanned again, because one of its words is in the next line.
+/// Number of bytes at the end of a window that are scanned again, because a word of the last line is in the next line.
 const MORE_BYTES: usize = if MARK_WORDS[1] < MARK_LINE_WORDS { 0 } else { LINE_BYTES };
 
-/// Unused parts around this control block and of it; empty unless it is certainly that of an exited thread.
+/// Unused parts around this control block and of it; empty unless the block is certainly that of an exited thread.
 fn ended_stack(block: TargetAddr, distance: Option<u64>, threads: &[ThreadState], memory: &dyn Memory) -> Vec<Span> {
     let Some((stack, is_released)) = stack_of_ended(block, threads, memory) else { return Vec::new() };
     let kept = arch::kept_of_ended(block.0, distance, is_released);
@@ -185,8 +185,8 @@ fn ended_stack(block: TargetAddr, distance: Option<u64>, threads: &[ThreadState]
     iter::once(stack.start..start.min(stack.end)).chain(behind).collect()
 }
 
-/// Returns the stack below this control block, and whether its thread was joined or detached: nobody can have its return
-/// value any more.
+/// Returns the stack below this control block, and whether its thread was joined or detached, so that its return value is no
+/// longer available. `None` unless the block is that of an exited thread.
 fn stack_of_ended(block: TargetAddr, threads: &[ThreadState], memory: &dyn Memory) -> Option<(Span, bool)> {
     // In `struct pthread`, the kernel sets the TID to 0 at the thread's exit, and pthread_join to -1.
     const JOINED: u32 = u32::MAX;
@@ -209,8 +209,8 @@ fn stack_of_ended(block: TargetAddr, threads: &[ThreadState], memory: &dyn Memor
     Some((stack, tid == JOINED || is_detached(block, offset, memory)))
 }
 
-/// Whether `joinid` of a `struct pthread` is the block itself, as of a detached thread. Two distances of the field before
-/// the bounds of the stack, at `offset`, because what is between them is aligned to 16 bytes.
+/// Whether `joinid` of a `struct pthread` is the block itself, as of a detached thread. The field is at one of two distances
+/// before the bounds of the stack, at `offset`, because the fields between them are aligned to 16 bytes.
 fn is_detached(block: TargetAddr, offset: u64, memory: &dyn Memory) -> bool {
     let mut fields = [0x68, 0x70].into_iter().filter_map(|distance| block.0.checked_add(offset)?.checked_sub(distance));
     fields.any(|field| memory.word(TargetAddr(field)) == Some(block.0))

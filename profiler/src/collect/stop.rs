@@ -26,22 +26,22 @@ const STOP_SECONDS_MAX: u64 = 2;
 
 /// Time limit for threads that have not stopped when the others resume. Later, the kernel detaches them when the tracing thread exits.
 const RUNNING_LIMIT: Duration = Duration::from_millis(200);
-/// Time limit for those that have. On a busy machine, each has to be given a processor first.
+/// Time limit for resuming threads that have stopped. On a busy machine, each has to be given a processor first.
 const RELEASE_LIMIT: Duration = Duration::from_secs(2);
-/// Polling interval meanwhile, which leaves the processor to them.
+/// Polling interval while threads resume, which leaves the processor to them.
 const RELEASE_PERIOD: Duration = Duration::from_micros(50);
 
 #[derive(Debug)]
 pub(crate) struct Stopped {
     pid: Pid,
     held: Vec<StoppedThread>,
-    /// Stop requested, but not confirmed.
+    /// Threads whose stop is requested, but not confirmed.
     running: Vec<Tracee>,
-    /// Exited threads that are still listed: the first one waits for the others.
+    /// Exited threads that are still listed: an exited first thread waits for the others.
     ended: Vec<Tid>,
-    /// A child of this process, whose exit status is left to others.
+    /// Whether the process is a child of this process, whose exit status is left to others.
     is_child: bool,
-    /// Running while there are several threads, until all have stopped.
+    /// Thread that reaps killed threads. It runs while there are several threads, until all have stopped.
     reaper: Option<Reaper>,
     since: Instant,
     limit: Option<StopLimit>,
@@ -54,8 +54,9 @@ impl Stopped {
         Self::new_within(pid, held, None, &|| true)
     }
 
-    /// Fails with [`CollectError::StoppedForLong`] when the time is up, for [`states`](Self::states) too. Calls `is_wanted` while a
-    /// thread takes long, and fails with [`CollectError::Interrupted`] when it returns false.
+    /// Stops all threads except those in `held`. Fails with [`CollectError::StoppedForLong`] when the time is up, for
+    /// [`states`](Self::states) too. Calls `is_wanted` while a thread takes long, and fails with [`CollectError::Interrupted`]
+    /// when it returns false.
     pub(crate) fn new_within(
         pid: Pid,
         held: Vec<StoppedThread>,
@@ -99,7 +100,7 @@ impl Stopped {
         })?;
         let registers = registers.ok_or(CollectError::Ended(self.pid))?;
         let mut words = registers.general().to_vec();
-        // Compilers keep pointers in vector registers too. Processors without them fail.
+        // Compilers keep pointers in vector registers too. Reading them fails on processors without such registers.
         words.extend(arch::extended_words(tracee).unwrap_or_default());
         let status = if held.stop == Stop::Exiting { tracee.event_message().ok().flatten() } else { None };
         Ok(ThreadState {
@@ -117,7 +118,7 @@ impl Stopped {
         ForkCopy::make(self.pid, &self.held, mapped)
     }
 
-    /// Has a thread make system calls.
+    /// Makes a thread make system calls.
     pub(crate) fn inject(
         &self,
         mapped: &[Region],
@@ -145,7 +146,7 @@ impl Stopped {
                 }
                 return if self.held.is_empty() { Err(CollectError::Ended(self.pid)) } else { Ok(()) };
             }
-            // Also on a busy machine, on which the first ones have taken that long, there are others then.
+            // The deadline holds on a busy machine, too: if the first threads have taken that long, there are others then.
             if !self.held.is_empty() && Instant::now() >= deadline {
                 return Err(CollectError::StillForking { pid: self.pid, seconds: STOP_SECONDS_MAX });
             }
@@ -153,7 +154,7 @@ impl Stopped {
                 self.reaper =
                     Some(Reaper::start(self.pid).map_err(CollectError::refused(self.pid, "start a thread to stop"))?);
             }
-            // Traces all before it stops any, so that they are stopped for a shorter time.
+            // All threads are traced before any is stopped, so that they are stopped for a shorter time.
             let seized = new.into_iter().try_for_each(|tid| self.seize(tid));
             if self.held.is_empty() {
                 self.since = Instant::now();
@@ -170,7 +171,7 @@ impl Stopped {
             tries_left -= 1;
             match Tracee::seize_thread(tid, Options::default()) {
                 Ok(tracee) => break tracee,
-                // It has exited since it was listed.
+                // The thread has exited since it was listed.
                 Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(()),
                 Err(error) if error.raw_os_error() == Some(libc::EPERM) => match self.explain_refusal(tid) {
                     // This may have been an exited first thread, whose TID another thread has taken over by its exec.
@@ -184,7 +185,8 @@ impl Stopped {
         Ok(())
     }
 
-    /// From here on, `Drop` detaches them. One that has exited is found by [`gather`](Self::gather).
+    /// Stops the traced threads. From here on, `Drop` detaches them. A thread that has exited is found by
+    /// [`gather`](Self::gather).
     fn interrupt_running(&self) {
         for tracee in &self.running {
             if let Err(error) = tracee.interrupt() {
@@ -193,7 +195,7 @@ impl Stopped {
         }
     }
 
-    /// Determines why a thread cannot be traced. `Ok` if it exits.
+    /// Determines why a thread cannot be traced. Returns `Ok` if it exits.
     fn explain_refusal(&mut self, tid: Tid) -> Result<(), CollectError> {
         let Some(status) = stat::status(self.pid, tid) else { return Ok(()) };
         if matches!(status.state, 'Z' | 'X') {
@@ -213,7 +215,7 @@ impl Stopped {
     fn wait(&mut self, deadline: Instant, is_wanted: &dyn Fn() -> bool) -> Result<(), CollectError> {
         let mut idle_since = Instant::now();
         loop {
-            // They stop in about this order; polling each of many would take the CPU time that they need to stop.
+            // Threads stop in about this order; polling each of many would take the CPU time that they need to stop.
             let only_next = idle_since.elapsed() < Duration::from_millis(1);
             if self.gather(only_next)? {
                 idle_since = Instant::now();
@@ -227,7 +229,7 @@ impl Stopped {
                 return Err(CollectError::Stuck { pid: self.pid, tid, state, seconds: STOP_SECONDS_MAX });
             }
             match now.duration_since(idle_since).as_micros() {
-                // Leaves its CPU to the threads that are to stop, whatever its priority.
+                // Sleeping leaves this CPU to the threads that are to stop, whatever its priority.
                 0..20_000 => std::thread::sleep(Duration::from_micros(20)),
                 // The exit of a child is not reaped here, and visible only in its state.
                 // The first thread may have exited before others.
@@ -244,7 +246,8 @@ impl Stopped {
         }
     }
 
-    /// The kernel reports the first thread's exit only after those of all others, so it is not waited for.
+    /// Sets exited threads aside. The kernel reports the first thread's exit only after those of all others, so it is not
+    /// awaited.
     fn set_aside_exited(&mut self) {
         let has_ended = |tid| stat::status(self.pid, tid).is_some_and(|status| matches!(status.state, 'Z' | 'X'));
         let ended = self.running.extract_if(.., |tracee| has_ended(tracee.tid()));
@@ -255,7 +258,7 @@ impl Stopped {
     fn remove_killed(&mut self) -> Result<(), CollectError> {
         let mut held = std::mem::take(&mut self.held);
         held.retain_mut(|held| match self.stop_of(&held.tracee) {
-            // Their holder handles these.
+            // The holder of these threads handles them.
             _ if held.release == Release::Keep => true,
             Ok(None) => true,
             Ok(Some(Stop::Ended(_))) | Err(_) => false,
@@ -268,7 +271,8 @@ impl Stopped {
         Ok(())
     }
 
-    /// Returns whether any has stopped or ended. `only_next` leaves those after the first one that has not.
+    /// Takes the stops of threads. Returns whether any has stopped or ended. `only_next` leaves those after the first thread that
+    /// has not.
     fn gather(&mut self, only_next: bool) -> Result<bool, CollectError> {
         let (mut has_moved, mut has_ended) = (false, false);
         let mut left = std::mem::take(&mut self.running).into_iter();
@@ -281,7 +285,7 @@ impl Stopped {
             has_moved |= !matches!(stop, Ok(None));
             match stop {
                 Ok(None) => self.running.push(tracee),
-                // Delivered first: if heapbpf exited before the thread is detached, the signal would be lost.
+                // The signal is delivered first: if heapbpf exited before the thread is detached, the signal would be lost.
                 Ok(Some(stop @ Stop::Signal(_))) => {
                     let stops = tracee.interrupt().and_then(|()| tracee.run(stop));
                     self.running.push(tracee);
@@ -297,14 +301,14 @@ impl Stopped {
         if has_ended { Err(CollectError::Ended(self.pid)) } else { Ok(has_moved) }
     }
 
-    /// A thread that disappeared without exiting has called exec: it is the first thread now, and about to stop.
+    /// Handles an exec: a thread that disappeared without exiting has called exec. It is the first thread now, and about to stop.
     fn follow_exec(&mut self) {
         let first = Tracee::of(Tid(self.pid.0));
         if stat::status(self.pid, first.tid()).is_some_and(|status| status.tracer == Some(own_tid())) {
             self.ended.retain(|&tid| tid != first.tid());
             self.held.retain(|held| held.tracee.tid() != first.tid());
             self.running.retain(|tracee| tracee.tid() != first.tid());
-            // It may have become traced only by the exec.
+            // The first thread may have become traced only by the exec.
             let _ = first.interrupt();
             self.running.push(first);
         }
@@ -346,7 +350,8 @@ impl Stopped {
         held.into_iter().filter(|held| held.release == Release::Detach).map(|held| detach(&held)).collect()
     }
 
-    /// After an exec, the TID belongs to another thread, which is still traced; a killed thread waits to be reaped.
+    /// Detaches from a thread that may still be traced. After an exec, the TID belongs to another thread, which is still traced;
+    /// a killed thread waits to be reaped.
     fn ensure_detached(&self, tracee: &Tracee) {
         let is_ours = || stat::status(self.pid, tracee.tid()).is_some_and(|status| status.tracer == Some(own_tid()));
         let deadline = Instant::now() + RELEASE_LIMIT;
@@ -378,7 +383,8 @@ fn detach(held: &StoppedThread) -> Tracee {
     tracee.clone()
 }
 
-/// The first thread unless it has exited. Fails for kernel threads, for heapbpf itself, and for exited processes.
+/// Returns the first thread of a process, or another one if the first has exited. Fails for kernel threads, for heapbpf itself,
+/// and for exited processes.
 pub(crate) fn living_thread(pid: Pid) -> Result<Pid, CollectError> {
     if pid.0 == std::process::id() {
         return Err(CollectError::Itself(pid));
@@ -394,11 +400,11 @@ pub(crate) fn living_thread(pid: Pid) -> Result<Pid, CollectError> {
     }
 }
 
-/// Polling interval, coarse because threads often exit by themselves.
+/// Polling interval of the reaper, coarse because threads often exit by themselves.
 const PERIOD: Duration = Duration::from_millis(20);
 
-/// Reaps stopped threads that were killed, in a second thread: an exec waits for that, and `PTRACE_SEIZE` of a thread
-/// that calls exec waits in the kernel for the exec without a limit, a deadlock. Stops when it is dropped.
+/// Reaps stopped threads that were killed, in a second thread: an exec waits for that, and `PTRACE_SEIZE` of a thread that calls
+/// exec waits in the kernel for the exec without a limit, which would be a deadlock. Stops when it is dropped.
 #[derive(Debug)]
 struct Reaper {
     reaped: Arc<Mutex<Vec<Tid>>>,
@@ -436,7 +442,7 @@ fn own_tid() -> Tid {
     Tid(rustix::thread::gettid().as_raw_pid().unsigned_abs())
 }
 
-/// Leaves the first thread alone, whose exit is that of the process.
+/// Reaps killed threads except the first thread, whose exit is that of the process.
 fn reap(pid: Pid, tracer: Tid, reaped: &Mutex<Vec<Tid>>) {
     let threads = stat::threads(pid).unwrap_or_default().into_iter().filter(|tid| tid.0 != pid.0);
     let is_killed = |tid: &Tid| {
@@ -447,7 +453,7 @@ fn reap(pid: Pid, tracer: Tid, reaped: &Mutex<Vec<Tid>>) {
     let options = options | WaitIdOptions::from_bits_retain(libc::__WALL.unsigned_abs());
     for tid in threads.filter(is_killed) {
         let Some(id) = raw_pid(Pid(tid.0)).map(WaitId::Pid) else { continue };
-        // Under the lock, so that the other thread knows when it finds the thread gone.
+        // Reaping is under the lock, so that the other thread knows of it when it finds the thread gone.
         let mut list = reaped.lock().unwrap_or_else(PoisonError::into_inner);
         if matches!(waitid(id, options), Ok(Some(_))) {
             list.push(tid);

@@ -6,7 +6,7 @@ use super::*;
 use crate::address::TargetAddr;
 use fixture::{Subject, collect_here};
 
-/// A known register value, and memory with known contents.
+/// A program with a known value in a register, and memory with known contents.
 const HOLDS: &str = r#"
 int main(void) {
     uint64_t *words = mmap(NULL, 1 << 24, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

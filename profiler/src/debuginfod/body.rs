@@ -1,4 +1,4 @@
-//! The body of an answer: written to a file, decompressed if the server has compressed it unasked.
+//! The body of an answer: written to a file, decompressed if the server has compressed it without a request.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -16,7 +16,7 @@ pub(super) enum Body<'a> {
 }
 
 impl<'a> Body<'a> {
-    /// Writes at most `bytes_max` to the file.
+    /// Creates a writer of at most `bytes_max` to the file.
     pub(super) fn new(headers: &HeaderMap, server: &Server, file: &'a File, bytes_max: u64) -> Result<Self, Failure> {
         let bounded = Bounded { file, bytes_max, written: 0, is_exceeded: false };
         let encoding = headers.get(CONTENT_ENCODING).map(|encoding| encoding.as_bytes().to_ascii_lowercase());

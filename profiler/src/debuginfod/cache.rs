@@ -1,5 +1,5 @@
-//! The cache that elfutils' client has too: `BUILD-ID/debuginfo` below its directory. An empty file stands for one that no server
-//! has. Accessed with the rights of the invoking user, whose directory it is.
+//! The cache that elfutils' client has too: `BUILD-ID/debuginfo` below its directory. An empty file stands for a file that no
+//! server has. The cache is accessed with the rights of the invoking user, whose directory it is.
 
 #![expect(clippy::disallowed_methods, reason = "the user's own paths")]
 
@@ -16,9 +16,10 @@ use crate::object::elf::BuildId;
 use crate::reader;
 
 const FILE_NAME: &str = "debuginfo";
-/// Any user may read debug files; directories restrict that.
+/// Mode of files: any user may read debug files; directories restrict that.
 const FILE_MODE: u32 = 0o444;
-/// How long a file counts as missing, unless the file of that name in the cache contains another number of seconds.
+/// Time for which a file counts as missing, unless the file with the name `cache_miss_s` in the cache contains another number of
+/// seconds.
 const MISSING_AGE_MAX: Duration = Duration::from_secs(600);
 const MISSING_AGE_FILE: &str = "cache_miss_s";
 
@@ -31,7 +32,7 @@ pub(super) struct Cache {
 #[derive(Debug)]
 pub(super) enum Cached {
     File(File),
-    /// No server had it recently.
+    /// No server had the file recently.
     Missing,
     Unknown,
 }
@@ -41,7 +42,7 @@ impl Cache {
         Self { directory, warning: Once::new() }
     }
 
-    /// With one warning if it does not.
+    /// Whether the file system of the cache answers. Warns once if it does not.
     fn answers(&self) -> bool {
         let reached = reader::reach(Some(&Rights::of_invoker()), &self.directory);
         let warn = |error| self.warning.call_once(|| tracing::warn!("debug files are not cached: {error}"));
@@ -71,14 +72,15 @@ impl Cache {
         Ok(if age.is_some_and(|age| age < age_max) { Cached::Missing } else { Cached::Unknown })
     }
 
-    /// In seconds. The folder may be another user's, who can put anything there.
+    /// Time in the cache for which files count as missing, in seconds. The folder may be another user's, who can put anything
+    /// there.
     fn missing_age_max(&self) -> Option<u64> {
         let mut text = String::new();
         Folder::find(&self.directory).ok()?.open(MISSING_AGE_FILE).ok()?.take(64).read_to_string(&mut text).ok()?;
         text.trim().parse().ok()
     }
 
-    /// `None` where the cache cannot be written; with a warning.
+    /// Creates a file; `None`, with a warning, where the cache cannot be written.
     pub(super) fn create(&self, build_id: &BuildId) -> Option<Replacement> {
         if !self.answers() {
             return None;
@@ -97,7 +99,7 @@ impl Cache {
         }
     }
 
-    /// Remembers that no server has a file, from now on.
+    /// Notes that no server has a file, from now on.
     pub(super) fn add_missing(&self, build_id: &BuildId) {
         if let Some(empty) = self.create(build_id) {
             self.commit(empty);

@@ -21,9 +21,9 @@ use crate::http::{AGENT, connect, tls};
 use crate::object::elf::BuildId;
 
 const REDIRECTIONS_MAX: usize = 3;
-/// What a server must send within each time-out.
+/// Number of bytes that a server must send within each time-out.
 const BYTES_PER_TIMEOUT: u64 = 100 << 10;
-/// How often an interrupt is noticed, and progress is reported.
+/// Period of checking for an interrupt, and of reporting progress.
 const POLL: Duration = Duration::from_millis(200);
 
 pub(super) struct Client<'a> {
@@ -136,7 +136,7 @@ impl<'a> Client<'a> {
         let size_bytes_max = self.settings.size_bytes_max;
         let number = |name: &str| response.headers().get(name)?.to_str().ok()?.parse::<u64>().ok();
         let mut written = Body::new(response.headers(), server, file, size_bytes_max)?;
-        // A length is that of the compressed file.
+        // A length is that of a compressed file.
         let length = number(CONTENT_LENGTH.as_str());
         let total = length.filter(|_| !written.is_compressed()).or_else(|| number("x-debuginfod-size"));
         if length.max(total).is_some_and(|bytes| bytes > size_bytes_max) {

@@ -1,5 +1,5 @@
-//! Debug files from debuginfod servers, by build id. Off unless the user names servers: a request reveals which programs run
-//! here. Files are stored where elfutils' client stores them, and parsed elsewhere.
+//! Debug files from debuginfod servers, by build id. Off unless the user names servers: a request reveals which programs run on
+//! this machine. Files are stored where elfutils' client stores them, and parsed elsewhere.
 //!
 //! <https://sourceware.org/elfutils/Debuginfod.html>
 
@@ -38,7 +38,7 @@ impl Debuginfod {
         Arc::new(Self { settings, cache })
     }
 
-    /// A file of an earlier download, by any debuginfod client.
+    /// Returns a file of an earlier download, by any debuginfod client.
     pub(crate) fn cached(&self, build_id: &BuildId) -> Option<Image> {
         let cache = self.cache.as_ref()?;
         match cache.find(build_id) {
@@ -62,7 +62,7 @@ impl Debuginfod {
         }
         let limit = time_left.min(self.settings.time_max.unwrap_or(time_left));
         let deadline = Instant::now() + limit;
-        // A server that sends without end always has data: its time is up after any of them.
+        // A server that sends without end always has data: the time limit is checked after any of them.
         let runtime = Builder::new_current_thread().enable_all().event_interval(1).build()?;
         let client = Client::new(&self.settings, deadline);
         let mut failure = Failure::NotFound;
@@ -82,7 +82,7 @@ impl Debuginfod {
         Err(failure)
     }
 
-    /// A file in the cache without a name yet; in memory without a cache.
+    /// Creates a file in the cache without a name yet, or in memory without a cache.
     fn destination(&self, build_id: &BuildId) -> io::Result<(Option<Replacement>, File)> {
         let replacement = self.cache.as_ref().and_then(|cache| cache.create(build_id));
         let file = match &replacement {
@@ -107,7 +107,7 @@ impl Debuginfod {
     }
 }
 
-/// Servers and caches may have anything.
+/// Returns the image of a file with this build id; servers and caches may have any file.
 fn verified(file: File, build_id: &BuildId) -> Option<Image> {
     let image = Image::new(file).ok()?;
     (Elf::read(&image).ok()?.build_id.as_ref() == Some(build_id)).then_some(image)

@@ -14,7 +14,7 @@ use crate::reader;
 
 /// Time within which a server must send 100 KiB.
 const TIMEOUT_DEFAULT: Duration = Duration::from_secs(90);
-/// Debug files of browsers have 4 GiB; few others have more than 1 GiB.
+/// Default of the maximum size. Debug files of browsers have 4 GiB; few others have more than 1 GiB.
 const SIZE_BYTES_MAX_DEFAULT: u64 = 2 << 30;
 const SERVERS_MAX: usize = 16;
 
@@ -22,10 +22,10 @@ const SERVERS_MAX: usize = 16;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Server {
     pub(super) is_tls: bool,
-    /// Without the brackets of IPv6.
+    /// Host name or address, without the brackets of IPv6.
     pub(super) host: String,
     pub(super) port: u16,
-    /// Without a slash at its end.
+    /// Path, without a slash at its end.
     pub(super) path: String,
 }
 
@@ -38,7 +38,7 @@ pub(crate) enum SettingsError {
 }
 
 impl Server {
-    /// Of HTTP's `Host`.
+    /// Host and port for HTTP's `Host`.
     pub(super) fn authority(&self) -> String {
         match self.host.contains(':') {
             true => format!("[{}]:{}", self.host, self.port),
@@ -68,7 +68,7 @@ impl FromStr for Server {
             _ => return Err(invalid()),
         };
         let host = uri.host().map(|host| host.trim_matches(['[', ']'])).filter(|host| !host.is_empty());
-        // An invalid port is no port for the parser.
+        // An invalid port counts as no port in the parser.
         let has_port =
             uri.authority().is_some_and(|it| it.as_str().rsplit(']').next().is_some_and(|it| it.contains(':')));
         let port = match uri.port() {
@@ -88,19 +88,19 @@ impl FromStr for Server {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Settings {
     pub(super) servers: Vec<Server>,
-    /// `None` where no directory is known.
+    /// Directory of the cache; `None` where none is known.
     pub(super) cache: Option<PathBuf>,
     /// Time within which a server must send 100 KiB, and the first byte.
     pub(super) timeout: Duration,
-    /// For one file, with redirections.
+    /// Time limit for one file, with redirections.
     pub(super) time_max: Option<Duration>,
-    /// Of a file, in bytes.
+    /// Maximum size of a file, in bytes.
     pub(super) size_bytes_max: u64,
 }
 
 impl Settings {
-    /// `given` are servers of the command line, before those of `DEBUGINFOD_URLS`. `None` without a server. `home` is that of the
-    /// invoking user.
+    /// Creates settings. `given` are servers of the command line, before those of `DEBUGINFOD_URLS`. `None` without a server.
+    /// `home` is that of the invoking user.
     pub(crate) fn new(
         given: &[Server],
         home: Option<&Path>,
@@ -110,7 +110,7 @@ impl Settings {
         let number = |name: &str| text(name)?.trim().parse::<u64>().ok().filter(|&number| number > 0);
         let urls = text("DEBUGINFOD_URLS").unwrap_or_default();
         let mut servers = given.to_vec();
-        // `ima:enforcing` and the like set how signatures are verified, not servers.
+        // Words such as `ima:enforcing` set how signatures are verified, and are not servers.
         for url in urls.split_whitespace().filter(|word| !word.starts_with("ima:")) {
             let server: Server = url.parse()?;
             if !servers.contains(&server) {

@@ -1,11 +1,11 @@
-//! How a download is observed, and why it fails.
+//! Observers and errors of downloads.
 
 use std::io;
 use std::time::Duration;
 
 use thiserror::Error;
 
-/// Why a file was not downloaded.
+/// Reason why a file was not downloaded.
 #[derive(Debug, Error)]
 pub(crate) enum Failure {
     #[error("no server has it")]
@@ -36,6 +36,6 @@ pub(crate) enum Failure {
 pub(crate) struct Watch<'a> {
     /// Receives the number of bytes so far, and their total where the server sends it.
     pub(crate) progress: &'a mut dyn FnMut(u64, Option<u64>),
-    /// Whether to stop.
+    /// Returns whether the download must stop.
     pub(crate) is_interrupted: &'a dyn Fn() -> bool,
 }

@@ -1,4 +1,4 @@
-//! Recognizes where heapbpf runs: containers, emulated kernels and virtual machines. Pure functions of facts.
+//! Recognizes the environment of heapbpf: containers, emulated kernels and virtual machines. Pure functions of facts.
 
 use super::facts::{Facts, source};
 use crate::linux::attempt::Attempt;
@@ -13,7 +13,7 @@ pub(crate) enum Kind {
     Docker,
     Lxc,
     Nspawn,
-    /// Another one that names itself.
+    /// Another container that names itself.
     Container,
     UserNamespace,
     Firecracker,
@@ -23,13 +23,13 @@ pub(crate) enum Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Environment {
     pub kind: Kind,
-    /// As users call it.
+    /// Name that users know.
     pub name: String,
     pub evidence: Vec<String>,
 }
 
 impl Kind {
-    /// Part of the JSON.
+    /// Stable name, which is a part of the JSON.
     pub(crate) fn id(self) -> &'static str {
         match self {
             Self::Gvisor => "gvisor",
@@ -69,7 +69,7 @@ impl Kind {
     }
 }
 
-/// From the innermost to the outermost.
+/// Recognizes environments, from the innermost to the outermost.
 pub(crate) fn recognize(facts: &Facts) -> Vec<Environment> {
     let environment = |kind: Kind, evidence: Option<Vec<String>>| {
         evidence.map(|evidence| Environment { kind, name: kind.name().to_owned(), evidence })
@@ -104,7 +104,8 @@ fn release(facts: &Facts, is: impl Fn(&str) -> bool) -> Option<Vec<String>> {
     facts.text(source::RELEASE).filter(|release| is(release)).map(|_| vec![facts.cite(source::RELEASE)])
 }
 
-/// Disk images of virtual machines are made from container images too, with the file, so that alone proves nothing.
+/// Recognizes Docker. Disk images of virtual machines are created from container images too, with the file, so that alone proves
+/// nothing.
 fn docker(facts: &Facts) -> Option<Vec<String>> {
     let is_overlay = facts.text(source::ROOT_MOUNT) == Some("overlay");
     let is_filtered = facts.text(source::SECCOMP).is_some_and(|mode| mode != "0");
@@ -117,20 +118,20 @@ fn docker(facts: &Facts) -> Option<Vec<String>> {
     facts.exists(source::DOCKER).then(|| [source::DOCKER].iter().chain(proof).map(|name| facts.cite(name)).collect())
 }
 
-/// The sockets are documented by LXD and Incus ("Container runtime environment"), the variable of PID 1 by LXC.
+/// Recognizes LXC. The sockets are documented by LXD and Incus ("Container runtime environment"), the variable of PID 1 by LXC.
 fn lxc(facts: &Facts) -> Option<Vec<String>> {
     let sockets = [source::LXD, source::INCUS].into_iter().find(|socket| facts.exists(socket));
     sockets.map(|socket| vec![facts.cite(socket)]).or_else(|| named_container(facts, "lxc"))
 }
 
-/// systemd(1) as PID 1 writes the file (systemd.io/CONTAINER_INTERFACE).
+/// Recognizes a container by the name that systemd(1) as PID 1 writes to a file (systemd.io/CONTAINER_INTERFACE).
 fn named_container(facts: &Facts, name: &str) -> Option<Vec<String>> {
     let sources = [source::CONTAINER, source::INIT_CONTAINER];
     sources.into_iter().find(|source| facts.text(source) == Some(name)).map(|source| vec![facts.cite(source)])
 }
 
 fn other_container(facts: &Facts) -> Option<Vec<String>> {
-    // WSL's distributions are named too.
+    // WSL's distributions have names too.
     let is_other = |source: &&str| facts.text(source).is_some_and(|name| !name.is_empty() && name != "wsl");
     let named = [source::CONTAINER, source::INIT_CONTAINER].into_iter().find(is_other);
     named.map(|source| vec![facts.cite(source)])
@@ -140,9 +141,9 @@ fn user_namespace(facts: &Facts) -> Option<Vec<String>> {
     (!in_initial_user_namespace(facts)).then(|| vec![facts.cite(source::USER_NAMESPACE), facts.cite(source::UID_MAP)])
 }
 
-/// The versions are constants (`LinuxRelease`, `LinuxVersion` in pkg/sentry/kernel/version/version.go of google/gvisor; the
-/// release was 4.4.0 until 2025), and can be overridden. `perf_event_open` fails with `ENODEV`, whatever its arguments
-/// (pkg/sentry/syscalls/linux/linux64.go). `/proc/gvisor` is optional (pkg/gvisordetect).
+/// Recognizes gVisor. Its versions are constants (`LinuxRelease`, `LinuxVersion` in pkg/sentry/kernel/version/version.go of
+/// google/gvisor; the release was 4.4.0 until 2025), and can be overridden. `perf_event_open` fails with `ENODEV`, whatever its
+/// arguments (pkg/sentry/syscalls/linux/linux64.go). `/proc/gvisor` is optional (pkg/gvisordetect).
 fn gvisor(facts: &Facts) -> Option<Vec<String>> {
     const BUILD: &str = "#1 SMP Sun Jan 10 15:06:54 PST 2016";
     let version = facts.text(source::VERSION).filter(|text| text.contains("gvisor") || text.contains(BUILD));
@@ -154,8 +155,8 @@ fn gvisor(facts: &Facts) -> Option<Vec<String>> {
     (!evidence.is_empty()).then_some(evidence)
 }
 
-/// Firecracker's tables have its OEM id (`OEM_ID` in src/vmm/src/acpi/mod.rs), but only root may read them. It has no DMI, and
-/// its documentation recommends these parameters (docs/kernel-policy.md, "Boot arguments").
+/// Recognizes Firecracker. Its tables have its OEM id (`OEM_ID` in src/vmm/src/acpi/mod.rs), but only root may read them. It has
+/// no DMI, and its documentation recommends these parameters (docs/kernel-policy.md, "Boot arguments").
 fn firecracker(facts: &Facts) -> Option<Vec<String>> {
     if facts.text(source::ACPI) == Some("FIRECK") {
         return Some(vec![facts.cite(source::ACPI)]);
@@ -168,7 +169,7 @@ fn firecracker(facts: &Facts) -> Option<Vec<String>> {
         .then(|| [source::COMMAND_LINE, source::DMI_VENDOR, source::CPU_HYPERVISOR].map(|name| facts.cite(name)).into())
 }
 
-/// Values of DMI, and names for them. Vendors of physical machines are others, except Microsoft's.
+/// Values of DMI, and names for the machines. Vendors of physical machines are others, except Microsoft's.
 const MACHINES: [(&str, &str); 10] = [
     ("QEMU", "QEMU"),
     ("KVM", "KVM"),
@@ -182,7 +183,7 @@ const MACHINES: [(&str, &str); 10] = [
     ("OpenStack", "OpenStack"),
 ];
 
-/// systemd-detect-virt(1) uses the same sources.
+/// Recognizes virtual machines by the same sources as systemd-detect-virt(1).
 fn virtual_machine(facts: &Facts) -> Option<Environment> {
     if !facts.exists(source::CPU_HYPERVISOR) && !facts.exists(source::HYPERVISOR) {
         return None;
@@ -203,8 +204,8 @@ fn virtual_machine(facts: &Facts) -> Option<Environment> {
     Some(Environment { kind, name, evidence })
 }
 
-/// Inodes of the initial namespaces: `PROC_PID_INIT_INO` and `PROC_USER_INIT_INO` in include/linux/proc_ns.h. True where
-/// unknown.
+/// Whether heapbpf is in the initial PID namespace; true where that is unknown. Inodes of the initial namespaces are
+/// `PROC_PID_INIT_INO` and `PROC_USER_INIT_INO` in include/linux/proc_ns.h.
 pub(crate) fn in_initial_pid_namespace(facts: &Facts) -> bool {
     facts.text(source::PID_NAMESPACE).is_none_or(|link| link == "pid:[4026531836]")
 }

@@ -1,5 +1,5 @@
-//! Facts about the machine: what files contain, and what the kernel answers to system calls. Each has the name of its source.
-//! Names of hosts, users and paths of users are not collected: facts are part of bug reports.
+//! Facts about the machine: contents of files, and the kernel's answers to system calls. Each has the name of its source. Names
+//! of hosts, users and paths of users are not collected: facts are part of bug reports.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,7 +17,7 @@ use crate::shown;
 /// The hidden command that makes an [`Attempt`] and prints the kernel's answer: a seccomp filter may kill the caller.
 pub(crate) const ATTEMPT_COMMAND: &str = "doctor-attempt";
 
-/// Names of facts: paths, mostly.
+/// Names of facts, which are mostly paths.
 pub(crate) mod source {
     pub(crate) const RELEASE: &str = "/proc/sys/kernel/osrelease";
     pub(crate) const VERSION: &str = "/proc/version";
@@ -89,7 +89,7 @@ const MARKERS: [&str; 6] = [source::DOCKER, source::LXD, source::INCUS, source::
 const VARIABLES: [(&str, &str); 2] =
     [(source::KUBERNETES, "KUBERNETES_SERVICE_HOST"), (source::SYSTEMD_UNIT, "INVOCATION_ID")];
 
-/// Lines of `/proc/self/status`.
+/// Names of facts, and beginnings of their lines in `/proc/self/status`.
 const STATUS: [(&str, &str); 5] = [
     (source::UID, "Uid:"),
     (source::EFFECTIVE, "CapEff:"),
@@ -105,10 +105,10 @@ const MOUNTS: [(&str, &str, Option<&str>); 4] = [
     (source::SECURITY_MOUNT, "securityfs", None),
 ];
 
-/// Parameters of the kernel's command line that bear on BPF, and those that Firecracker's documentation recommends.
+/// Parameters of the kernel's command line that affect BPF, and those that Firecracker's documentation recommends.
 const PARAMETERS: [&str; 6] = ["lockdown", "lsm", "preempt", "reboot", "panic", "pci"];
 
-/// Options that decide whether heapbpf works: kernel/bpf/Kconfig, kernel/trace/Kconfig, lib/Kconfig.debug.
+/// Options of the kernel that decide whether heapbpf works: kernel/bpf/Kconfig, kernel/trace/Kconfig, lib/Kconfig.debug.
 const OPTIONS: [&str; 8] = [
     "CONFIG_BPF_SYSCALL",
     "CONFIG_BPF_JIT",
@@ -121,7 +121,7 @@ const OPTIONS: [&str; 8] = [
 ];
 
 const LINE_CHARS_MAX: usize = 240;
-/// `/proc/cpuinfo` of the first processors, and the largest configuration.
+/// Maximum number of bytes that are read of a file: `/proc/cpuinfo` of the first processors, and the largest configuration.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -130,7 +130,7 @@ pub(crate) enum Answer {
     Exists,
     Succeeds,
     Error(i32),
-    /// By SIGSYS.
+    /// SIGSYS has killed the process.
     Killed,
 }
 
@@ -138,7 +138,7 @@ pub(crate) enum Answer {
 pub(crate) struct Facts(BTreeMap<&'static str, Answer>);
 
 impl Facts {
-    /// Takes milliseconds.
+    /// Collects all facts, which takes milliseconds.
     pub(crate) fn collect() -> Self {
         let mut facts = Self::default();
         for path in LINES {
@@ -173,7 +173,7 @@ impl Facts {
         facts
     }
 
-    /// Facts as of another machine.
+    /// Creates facts as of another machine.
     #[cfg(test)]
     pub(crate) fn of(answers: &[(&'static str, Answer)]) -> Self {
         Self(answers.iter().cloned().collect())
@@ -184,7 +184,7 @@ impl Facts {
     }
 
     fn attempt(&mut self) {
-        // A filter may kill the caller instead of returning an error. Without one, nothing does.
+        // A filter may kill the caller instead of returning an error. Without a filter, the caller is never killed.
         let is_filtered = self.text(source::SECCOMP).is_none_or(|mode| mode != "0");
         for attempt in Attempt::ALL {
             let is_fatal = attempt.uses_bpf() && self.is_killed(Attempt::ReachBpf.describe());
@@ -236,13 +236,13 @@ impl Facts {
         u64::from_str_radix(self.text(set)?, 16).ok()
     }
 
-    /// `None` where the kernel's configuration is not readable.
+    /// Whether an option of the kernel is set; `None` where the kernel's configuration is not readable.
     pub(crate) fn configured(&self, option: &str) -> Option<bool> {
         let words = || self.text(source::CONFIGURATION).into_iter().flat_map(str::split_whitespace);
         words().find_map(|word| Some(word.trim_end_matches(',').strip_prefix(option)?.strip_prefix('=')? != "n"))
     }
 
-    /// A fact as evidence.
+    /// Text of a fact as evidence.
     pub(crate) fn cite(&self, name: &str) -> String {
         match self.answer(name) {
             Some(Answer::Text(text)) => format!("{name}: {text}"),
@@ -254,7 +254,7 @@ impl Facts {
         }
     }
 
-    /// An attempt as evidence, with the answer of a kernel that does not refuse.
+    /// Text of an attempt as evidence, with the answer of a kernel that does not refuse.
     pub(crate) fn cite_attempt(&self, attempt: Attempt) -> String {
         let cited = self.cite(attempt.describe());
         match attempt.expected().and_then(|expected| Errno(expected).name()) {
@@ -291,7 +291,7 @@ fn answer(result: &io::Result<()>) -> Answer {
     }
 }
 
-/// 0 without a filter, as of seccomp(2).
+/// Mode of seccomp(2); 0 without a filter.
 pub(crate) fn seccomp_mode() -> Option<String> {
     status_field(&text("/proc/self/status").ok()?, "Seccomp:")
 }
@@ -318,7 +318,7 @@ fn line(path: &str) -> io::Result<String> {
     Ok(first_line(&text(path)?))
 }
 
-/// With single spaces, and without the zero that ends labels of security modules.
+/// First line of a text with single spaces, and without the zero that ends labels of security modules.
 fn first_line(text: &str) -> String {
     let line = text.lines().next().unwrap_or_default().trim_end_matches('\0');
     line.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(LINE_CHARS_MAX).collect()
@@ -335,8 +335,8 @@ fn status_field(status: &str, field: &str) -> Option<String> {
     status.lines().find_map(|line| line.strip_prefix(field)).map(first_line)
 }
 
-/// The topmost mount of a file system at its usual place (containers mount parts of procfs elsewhere), or anywhere: its place
-/// and its options.
+/// The topmost mount of a file system at its usual place (containers mount parts of procfs elsewhere), or anywhere: the mount's
+/// place and its options.
 fn mount(mounts: &str, kind: &str, place: Option<&str>) -> Option<String> {
     let words = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
     let mut mounts = words.filter(|words| words.len() > 3 && words[2] == kind);
@@ -344,7 +344,7 @@ fn mount(mounts: &str, kind: &str, place: Option<&str>) -> Option<String> {
     topmost.map(|words| format!("{} {}", words[1], words[3]))
 }
 
-/// Its type alone: options of overlays are paths.
+/// Type of the root mount alone: options of overlays are paths.
 fn root_mount(mounts: &str) -> Option<String> {
     let words = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
     words.filter(|words| words.len() > 3).rfind(|words| words[1] == "/").map(|words| words[2].to_owned())
@@ -355,7 +355,7 @@ fn parameters(command_line: &str) -> String {
     command_line.split_whitespace().filter(is_known).collect::<Vec<_>>().join(" ")
 }
 
-/// The engine, and whether it runs without root (podman-run(1), "/run/.containerenv").
+/// The engine of podman, and whether it runs without root (podman-run(1), "/run/.containerenv").
 fn podman(text: &str) -> String {
     let lines = text.lines().filter(|line| line.starts_with("engine=") || line.starts_with("rootless="));
     lines.collect::<Vec<_>>().join(" ")
@@ -370,18 +370,18 @@ fn has_flag(cpuinfo: &str, flag: &str) -> bool {
     flags.is_some_and(|line| line.split_whitespace().any(|word| word == flag))
 }
 
-/// Four bytes of attributes precede the value (Documentation/filesystems/efivarfs.rst).
+/// State of secure boot. Four bytes of attributes precede the value (Documentation/filesystems/efivarfs.rst).
 fn secure_boot(variable: &[u8]) -> io::Result<Answer> {
     let value = variable.get(4).ok_or_else(absent)?;
     Ok(Answer::Text(if *value == 1 { "on" } else { "off" }.to_owned()))
 }
 
-/// The OEM id in the header of an ACPI table (`struct acpi_table_header` in include/acpi/actbl.h).
+/// OEM id in the header of an ACPI table (`struct acpi_table_header` in include/acpi/actbl.h).
 fn acpi_vendor(table: &[u8]) -> String {
     shown::text(table.get(10..16).unwrap_or_default()).trim().to_owned()
 }
 
-/// From where distributions keep it.
+/// Configuration of the kernel, from the places where distributions keep it.
 fn configuration(release: &str) -> io::Result<Answer> {
     let kept = [
         "/proc/config.gz".to_owned(),
@@ -400,7 +400,7 @@ fn configuration(release: &str) -> io::Result<Answer> {
     Ok(Answer::Text(format!("{path}: {}", options(&text))))
 }
 
-/// A disabled option is a comment, or absent where another disables it.
+/// Values of the options. A disabled option is a comment, or absent where another disables it.
 fn options(configuration: &str) -> String {
     let value = |option: &str| {
         let line = |line: &str| line.strip_prefix(option)?.strip_prefix('=').map(str::to_owned);

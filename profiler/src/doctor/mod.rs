@@ -1,4 +1,5 @@
-//! `heapbpf doctor`: what this kernel, user and target allow, and what a probe costs here. Changes nothing.
+//! Command `heapbpf doctor`: features that this kernel, user and target allow, and the cost of a probe on this machine. Changes
+//! nothing.
 
 mod environment;
 mod facts;
@@ -36,12 +37,12 @@ use crate::symbolize::sandbox;
 pub(crate) struct Diagnosis {
     pub kernel: String,
     pub environments: Vec<Environment>,
-    /// What the machine refuses, and why; trials that fail for other reasons are not among them.
+    /// Refusals of the machine with their reasons; trials that fail for other reasons are not among them.
     pub refusals: Vec<Refusal>,
     pub facts: Facts,
     pub trials: Vec<Trial>,
     pub limits: Vec<Limit>,
-    /// `None` if no probe could be attached.
+    /// Costs of probes; `None` if no probe could be attached.
     pub costs: Option<Costs>,
     /// The process of `--pid`.
     pub target: Option<Target>,
@@ -50,7 +51,7 @@ pub(crate) struct Diagnosis {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Limit {
     pub name: &'static str,
-    /// `None` if it cannot be read.
+    /// Value of the limit; `None` if it cannot be read.
     pub value: Option<String>,
     pub meaning: &'static str,
 }
@@ -60,7 +61,7 @@ pub(crate) struct Target {
     pub pid: Pid,
     pub comm: String,
     pub hooks: Result<Vec<PlannedHook>, String>,
-    /// `None` without hooks, and where no probe can be attached.
+    /// Scope of probes; `None` without hooks, and where no probe can be attached.
     pub scope: Option<ScopeForecast>,
     pub engines: Option<EnginesForecast>,
 }
@@ -78,13 +79,13 @@ impl Target {
     }
 }
 
-/// Predicted CPU time of a process while it is recorded, as a multiple of that without.
+/// Predicted CPU time of a process while it is recorded, as a multiple of that without heapbpf.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct EnginesForecast {
-    /// Per second of CPU time.
+    /// Number of allocations per second of CPU time.
     pub allocations_per_second: f64,
     pub trap: f64,
-    /// `None` if no pointer can lead to stubs.
+    /// Prediction for the inline engine; `None` if no pointer can lead to stubs.
     pub inline: Option<f64>,
     pub pointers: usize,
 }
@@ -96,11 +97,11 @@ impl EnginesForecast {
         Some(Self::new(rate, pair_ns(hooks, costs)?))
     }
 
-    /// `pair_ns` is the cost of probes for an allocation and its free.
+    /// Predicts the CPU time. `pair_ns` is the cost of probes for an allocation and its free.
     #[expect(clippy::cast_precision_loss, reason = "nanoseconds below 2^53")]
     fn new(rate: CallRate, pair_ns: f64) -> Self {
         let (allocations, cpu_ns) = (rate.allocations as f64, rate.cpu_ns as f64);
-        // Without the probes that counted. At least a part of the time was the program's own.
+        // The time excludes the probes that counted. At least a part of the time was the program's own.
         let own_ns = (cpu_ns - allocations * pair_ns).max(cpu_ns / 50.0).max(1.0);
         let times = |pair_ns: f64| 1.0 + allocations * pair_ns / own_ns;
         let stubs = CallCosts::STUBS;
@@ -113,7 +114,7 @@ impl EnginesForecast {
     }
 }
 
-/// Of the first function of each kind, which programs mostly call.
+/// Cost of probes for an allocation and its free, by the first function of each kind, which programs mostly call.
 fn pair_ns(hooks: &[PlannedHook], costs: &Costs) -> Option<f64> {
     let cost = |allocates: bool| {
         let mut of_kind = hooks.iter().filter(|planned| planned.hook.spec.shape.allocates() == allocates);
@@ -124,8 +125,8 @@ fn pair_ns(hooks: &[PlannedHook], costs: &Costs) -> Option<f64> {
 }
 
 impl Diagnosis {
-    /// Takes about a second. Must be called within a tokio runtime, which reads the log of the debug BPF object. `command` is
-    /// the command line, for advice.
+    /// Diagnoses the machine, which takes about a second. Must be called within a tokio runtime, which reads the log of the debug
+    /// BPF object. `command` is the command line, for advice.
     pub(crate) fn make(pid: Option<Pid>, placement: PlacementMode, command: &str) -> Self {
         let facts = Facts::collect();
         let environments = recognize(&facts);
@@ -144,34 +145,34 @@ impl Diagnosis {
         target && !self.trials.iter().any(Trial::prevents) && !self.refusals.iter().any(|refusal| refusal.prevents)
     }
 
-    /// Whether a refusal is why recording is impossible, also if it is not where the kernel has other features.
+    /// Whether a refusal is the reason why recording is impossible, even if it would not be where the kernel has other features.
     pub(crate) fn is_decisive(&self, refusal: &Refusal) -> bool {
         let mut explained = self.trials.iter().filter(|trial| self.explanation(trial) == Some(refusal));
         refusal.prevents || explained.any(Trial::prevents)
     }
 
-    /// Why a trial fails, if facts explain it.
+    /// Refusal that explains why a trial fails, if there is one.
     pub(crate) fn explanation(&self, trial: &Trial) -> Option<&Refusal> {
         let explains = |refusal: &&Refusal| refusal.explains.contains(&trial.kind);
         self.refusals.iter().find(explains).filter(|_| trial.support != Support::Yes)
     }
 }
 
-/// Whether any of the trials that the refusal explains fails. Trials are stronger than facts.
+/// Whether any of the trials that the refusal explains fails. Trials are stronger evidence than facts.
 fn is_seen(refusal: &Refusal, trials: &[Trial]) -> bool {
     let mut explained = trials.iter().filter(|trial| refusal.explains.contains(&trial.kind));
     refusal.explains.is_empty() || explained.any(|trial| trial.support != Support::Yes)
 }
 
-/// What the kernel has refused to a command.
+/// Kind of the operation that the kernel has refused to a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
     Probes,
     Tracing,
 }
 
-/// Explains why a command fails here, in one sentence with evidence and the next command; `None` if no fact does. Without
-/// `refused`, why no recording can start.
+/// Explains why a command fails on this machine, in one sentence with evidence and the next command; `None` if no fact does.
+/// Without `refused`, explains why no recording can start.
 pub(crate) fn explain(command: &str, refused: Option<Refused>) -> Option<String> {
     let facts = Facts::collect();
     let all = refusals(&facts, &recognize(&facts), command);
@@ -240,7 +241,7 @@ fn limits(facts: &Facts) -> Vec<Limit> {
     ]
 }
 
-/// In an order in which each failure explains the later ones. The costs are `None` if no probe could be attached.
+/// Runs trials in an order in which each failure explains the later ones. The costs are `None` if no probe could be attached.
 fn run_trials(facts: &Facts) -> (Vec<Trial>, Option<Costs>) {
     let killed = [Attempt::ReachBpf, Attempt::ReachPerfEventOpen].map(Attempt::describe);
     let killed = killed.into_iter().find(|name| facts.is_killed(name));
@@ -252,7 +253,7 @@ fn run_trials(facts: &Facts) -> (Vec<Trial>, Option<Costs>) {
     trials.extend(Feature::ALL.map(|feature| {
         let support = match &subject {
             Ok(subject) => feature.support(subject.offset()),
-            // A file, unlike the others.
+            // This feature is a file, unlike the others.
             Err(_) if feature == Feature::KernelBtf => feature.support(0),
             Err(error) => Support::Unknown(error.clone()),
         };
@@ -262,7 +263,7 @@ fn run_trials(facts: &Facts) -> (Vec<Trial>, Option<Costs>) {
         .iter()
         .any(|trial| trial.kind == TrialKind::Feature(Feature::UprobeMulti) && trial.support == Support::Yes);
     for trial in &mut trials {
-        // These are for perf events, which other links do without.
+        // These features are for perf events, which other links do without.
         let by_perf =
             [TrialKind::Feature(Feature::Uprobes), TrialKind::Feature(Feature::Cookies)].contains(&trial.kind);
         trial.needed &= !(by_perf && has_multi);
@@ -282,7 +283,7 @@ fn run_trials(facts: &Facts) -> (Vec<Trial>, Option<Costs>) {
     (trials, costs)
 }
 
-/// Without probes: why the programs and attaching were not tried, or failed.
+/// Result without probes: the reason why the programs and attaching were not tried, or failed.
 fn unattached(programs: Support, attaching: &str) -> (Trial, Support, Option<Costs>) {
     (Trial::new(TrialKind::Programs, programs), Support::Unknown(attaching.to_owned()), None)
 }
@@ -355,7 +356,7 @@ fn tracing(facts: &Facts) -> Trial {
 
 fn probes(subject: &Subject) -> (Trial, Support, Option<Costs>) {
     let config = KernelConfig {
-        // The minimum: nothing is recorded.
+        // The minimum is enough, because nothing is recorded.
         ring_bytes: u32::try_from(page_bytes()).unwrap_or(4096),
         back_pressure_max: 0,
         live_blocks_max: 16,
@@ -380,7 +381,7 @@ fn probes(subject: &Subject) -> (Trial, Support, Option<Costs>) {
         Ok(kernel) => kernel,
         Err(error) => return unloaded(&error),
     };
-    // Verifies the tracepoint programs too. Profiling works without them, except for following forks.
+    // This attempt verifies the tracepoint programs too. Profiling works without them, except for following forks.
     let attached = kernel.attach_tracepoints();
     let stacks = if let Err(TracepointError {
         reason: TracepointReason::Load(error @ LoadError::PrivateStack(_)),
@@ -403,7 +404,7 @@ fn probes(subject: &Subject) -> (Trial, Support, Option<Costs>) {
     (programs, attaching, costs)
 }
 
-/// With the answer of the kernel, which the error's own text may leave out.
+/// Text of an error with the answer of the kernel, which the error's own text may leave out.
 fn with_cause(error: &LoadError) -> String {
     let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
     match causes.filter_map(|cause| cause.downcast_ref::<std::io::Error>()).last() {

@@ -1,4 +1,4 @@
-//! Explains what this machine refuses: the kernel feature, the evidence, and the next command. Pure functions of facts.
+//! Explains the refusals of this machine: the kernel feature, the evidence, and the next command. Pure functions of facts.
 
 mod kernel;
 mod permission;
@@ -12,7 +12,7 @@ use crate::linux::feature::Feature;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
-    /// Part of the JSON.
+    /// Stable name, which is a part of the JSON.
     pub id: &'static str,
     /// The feature of the kernel that is missing or refused.
     pub feature: &'static str,
@@ -26,16 +26,17 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
-    /// As an error's text: reason, evidence and remedy.
+    /// Text of the refusal as that of an error: reason, evidence and remedy.
     pub(crate) fn text(&self) -> String {
         format!("{} ({}); {}", self.reason, self.evidence.join("; "), self.remedy)
     }
 }
 
-/// Each explains those after it: the first is the one to begin with. `command` is this process's command line.
+/// Refusals in an order in which each explains those after it: the first is the one to begin with. `command` is this process's
+/// command line.
 pub(crate) fn refusals(facts: &Facts, environments: &[Environment], command: &str) -> Vec<Refusal> {
     let known = Known { facts, environments, command };
-    // Emulated kernels have none of the rest.
+    // Emulated kernels have no other refusals.
     if let Some(refusal) = known.gvisor().or_else(|| known.wsl1()).or_else(|| known.procfs()) {
         return vec![refusal];
     }
@@ -94,12 +95,12 @@ impl Known<'_> {
         self.environments.iter().any(|environment| environment.kind == kind)
     }
 
-    /// The innermost.
+    /// Kind of the innermost container.
     fn container(&self) -> Option<Kind> {
         self.environments.iter().map(|environment| environment.kind).find(|kind| kind.is_container())
     }
 
-    /// Facts that prove nothing by their absence are left out then.
+    /// Text of facts as evidence. Leaves out facts that prove nothing by their absence.
     fn cite(&self, sources: &[&str]) -> Vec<String> {
         const INCIDENTAL: [&str; 7] = [
             source::COMMAND_LINE,
@@ -119,7 +120,7 @@ impl Known<'_> {
             .collect()
     }
 
-    /// How to start the container so that heapbpf works in it. One command for all that containers lack.
+    /// Advice for starting the container so that heapbpf works in it: one command for all that containers lack.
     fn privileged_container(&self) -> Option<String> {
         const PAGE: &str = "docs/containers.md lists smaller sets of privileges";
         Some(match self.container()? {

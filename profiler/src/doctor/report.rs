@@ -129,7 +129,7 @@ impl Page {
         let rate = engines.allocations_per_second;
         self.gap();
         self.line(PLAIN, &format!("  allocations per second of CPU time: ≈ {rate:.0} (counted for 0.2 s)"));
-        // What remains of the counted time without the probes is then too small to be a divisor.
+        // The counted time without the probes is then too small to be a divisor.
         let trap = if engines.trap > 10.0 { "more than 10".to_owned() } else { format!("≈ {:.2}", engines.trap) };
         self.line(PLAIN, &format!("  CPU time with `--engine trap`: {trap} times"));
         let inline = match engines.inline {
@@ -154,7 +154,7 @@ impl Page {
         }
     }
 
-    /// What is missing, but not needed.
+    /// Adds features that are missing, but not needed.
     fn lacking(&mut self, diagnosis: &Diagnosis) {
         let works = diagnosis.works();
         let explained = |trial: &&Trial| diagnosis.explanation(trial).is_none();
@@ -163,7 +163,7 @@ impl Page {
         let refusals: Vec<&Refusal> =
             diagnosis.refusals.iter().filter(|refusal| !diagnosis.is_decisive(refusal)).collect();
         let lacking: Vec<_> = lacking.collect();
-        // Without the needed features, these do not matter yet.
+        // Without the needed features, the others do not matter yet.
         if !works || lacking.is_empty() && refusals.is_empty() {
             return;
         }
@@ -212,7 +212,7 @@ impl Page {
     }
 }
 
-/// Of the first trial that fails for this reason.
+/// Consequence of the first trial that fails for this reason.
 fn consequence(refusal: &Refusal, diagnosis: &Diagnosis) -> Option<&'static str> {
     let mut failed = diagnosis.trials.iter().filter(|trial| refusal.explains.contains(&trial.kind));
     failed.find_map(Trial::consequence)

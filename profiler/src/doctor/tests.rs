@@ -1,4 +1,4 @@
-//! Text and JSON of synthetic diagnoses.
+//! Tests of the text and JSON of synthetic diagnoses.
 
 mod machines;
 
@@ -21,7 +21,8 @@ fn trial(kind: TrialKind, support: Support) -> Trial {
     Trial::new(kind, support)
 }
 
-/// Everything works, for a process with a cheap `free`, an expensive `malloc` and a `calloc` that cannot be probed.
+/// A diagnosis in which everything works, for a process with a cheap `free`, an expensive `malloc` and a `calloc` that cannot be
+/// probed.
 fn healthy() -> Diagnosis {
     let mut trials: Vec<Trial> =
         Feature::ALL.iter().map(|&feature| trial(TrialKind::Feature(feature), Support::Yes)).collect();
@@ -57,14 +58,14 @@ fn healthy() -> Diagnosis {
     }
 }
 
-/// Of a process that allocated 100,000 times in 0.2 s, most of which probes took.
+/// The forecast for a process that allocated 100,000 times in 0.2 s, most of which the probes took.
 fn engines() -> EnginesForecast {
     EnginesForecast::new(CallRate { allocations: 100_000, cpu_ns: 200_000_000, pointers: 19 }, 1_900.0)
 }
 
 #[test]
 fn engines_are_compared_by_the_programs_own_time() {
-    // 10 ms were the program's own.
+    // The program itself took 10 ms.
     let forecast = engines();
     assert_eq!((forecast.allocations_per_second, forecast.pointers), (1e7, 19));
     assert_eq!((forecast.trap, forecast.inline), (20.0, Some(1.03)));
@@ -242,7 +243,7 @@ fn the_probed_process_answers_each_request() {
     }
 }
 
-/// With a filter that refuses `bpf`, so that the programs cannot be loaded.
+/// A diagnosis of a process with a filter that refuses `bpf`, so that the programs cannot be loaded.
 fn filtered() -> Diagnosis {
     let refusal = Refusal {
         id: "seccomp_bpf",

@@ -1,4 +1,4 @@
-//! What `doctor` tries, and its result.
+//! Trials of `doctor`, and their results.
 
 use crate::linux::feature::{Feature, Support};
 
@@ -9,7 +9,7 @@ pub(crate) enum TrialKind {
     Feature(Feature),
     Programs,
     Attaching,
-    /// Stops and reads processes: launched commands, inventory, heap snapshots, inline engine.
+    /// Stopping and reading processes: launched commands, inventory, heap snapshots, inline engine.
     Tracing,
     /// Searching all processes for breakpoints of a killed heapbpf.
     Leftovers,
@@ -21,16 +21,16 @@ pub(crate) struct Trial {
     pub kind: TrialKind,
     pub support: Support,
     pub remark: Option<String>,
-    /// Whether recording is impossible without it.
+    /// Whether recording is impossible without the feature.
     pub needed: bool,
 }
 
 struct Description {
     name: &'static str,
     needed: bool,
-    /// What a recording lacks without it, if it is not needed.
+    /// What a recording lacks without the feature, if that is not needed.
     without: Option<&'static str>,
-    /// Where no fact explains why it is missing.
+    /// Remedy where no fact explains why the feature is missing.
     remedy: Option<&'static str>,
 }
 
@@ -119,7 +119,7 @@ impl Trial {
         self.kind.describe().remedy.filter(|_| self.is_missing())
     }
 
-    /// What a recording lacks, if it is possible nevertheless.
+    /// What a recording lacks without the feature, if recording is possible nevertheless.
     pub(crate) fn consequence(&self) -> Option<&'static str> {
         self.kind.describe().without.filter(|_| self.is_missing())
     }

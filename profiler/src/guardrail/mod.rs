@@ -8,11 +8,11 @@ use crate::units::MonotonicNanos;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Limits {
-    /// Memory of the agent and the kernel maps together.
+    /// Maximum memory of the agent and the kernel maps together.
     pub memory_bytes_max: Option<u64>,
-    /// CPU time of the agent, in percent of one core.
+    /// Maximum CPU time of the agent, in percent of one core.
     pub cpu_percent_max: Option<f64>,
-    /// CPU time spent in probes, in percent of the target's CPU time.
+    /// Maximum CPU time spent in probes, in percent of the target's CPU time.
     pub overhead_percent_max: Option<f64>,
 }
 
@@ -78,7 +78,8 @@ impl CpuMonitor {
     }
 }
 
-/// Twice the interval is about half the events, as long as it is larger than most blocks.
+/// Number of doublings of the interval that bring the cost below the limit. Twice the interval is about half the events, as long
+/// as it is larger than most blocks.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 1 and 8")]
 pub(crate) fn doublings(percent: f64, percent_max: f64) -> u32 {
     (percent / percent_max).log2().ceil().clamp(1.0, 8.0) as u32
@@ -96,10 +97,11 @@ pub(crate) struct OverheadMonitor {
     pub(crate) highest: Option<Share>,
 }
 
-/// Targets that use less than this share of one core are never over the limit.
+/// Minimum share of one core that a target must use to be over the limit.
 const CPU_PERCENT_MIN: f64 = 1.0;
 
-/// Stack, live set entry, record, return probe; five frames (docs/overhead.md, "The programs in the kernel").
+/// Additional cost of a sampled call: stack, live set entry, record, return probe; five frames (docs/overhead.md, "The programs
+/// in the kernel").
 const SAMPLED_ALLOC_NS: f64 = 1_900.0;
 const SAMPLED_FREE_NS: f64 = 770.0;
 
@@ -111,10 +113,10 @@ pub(crate) struct CallCosts {
 }
 
 impl CallCosts {
-    /// Of the inline engine's stubs (docs/overhead.md, "Engines").
+    /// Costs of the inline engine's stubs (docs/overhead.md, "Engines").
     pub(crate) const STUBS: Self = Self { alloc_ns: 2.0, free_ns: 1.0 };
 
-    /// Of calls of which this share meets probes instead.
+    /// Costs of calls of which this share meets probes instead.
     pub(crate) fn with_trapped(self, trapped: Self, share: f64) -> Self {
         Self { alloc_ns: self.alloc_ns + share * trapped.alloc_ns, free_ns: self.free_ns + share * trapped.free_ns }
     }
@@ -142,7 +144,7 @@ impl Point {
             allocs_sampled: totals.alloc_samples as f64,
             frees_sampled: totals.alloc_samples.saturating_sub(totals.live_samples) as f64,
             allocs_variance: allocated,
-            // A free removes what its allocation added.
+            // The free of a block removes the variance that its allocation added.
             frees_variance: (allocated - live).max(0.0),
         }
     }
@@ -166,9 +168,9 @@ pub(crate) struct Share {
     pub probe_ns: f64,
     /// Half width of the 95 % confidence interval due to sampling, in nanoseconds.
     pub margin_ns: f64,
-    /// The target's CPU time, including probes.
+    /// CPU time of the target, including probes.
     pub cpu_ns: u64,
-    /// Wall clock nanoseconds covered.
+    /// Wall clock time covered, in nanoseconds.
     pub span_ns: u64,
 }
 
@@ -199,7 +201,7 @@ impl Share {
     }
 }
 
-/// Sum over several targets.
+/// Sum of shares over several targets.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Shares {
     probe_ns: f64,
@@ -219,8 +221,8 @@ impl Shares {
 }
 
 impl OverheadMonitor {
-    /// `None` for an almost idle target, and before the first window is full, unless the share will exceed `percent_max`
-    /// even if no further call follows.
+    /// Returns the present share; `None` for an almost idle target, and before the first window is full, unless the share will
+    /// exceed `percent_max` even if no further call follows.
     pub(crate) fn observe(
         &mut self,
         now: MonotonicNanos,

@@ -12,7 +12,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 
 use super::resolve::resolve;
 
-/// For one address.
+/// Time limit for a connection to one address.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// The `User-Agent` of requests.
@@ -33,7 +33,7 @@ pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
-/// `host` is a name or an address, without the brackets of IPv6.
+/// Connects to a host. `host` is a name or an address, without the brackets of IPv6.
 pub(crate) async fn connect(
     host: &str,
     port: u16,
@@ -52,7 +52,7 @@ pub(crate) async fn connect(
 }
 
 async fn secure(stream: TcpStream, host: &str, tls: Option<&TlsConnector>) -> Result<Box<dyn Stream>, ConnectError> {
-    // Only delays the request.
+    // A failure only delays the request.
     let _ = stream.set_nodelay(true);
     let Some(tls) = tls else { return Ok(Box::new(stream)) };
     let name = ServerName::try_from(host.to_owned());

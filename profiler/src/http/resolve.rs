@@ -1,5 +1,5 @@
-//! Addresses of a host: `/etc/hosts`, then the name servers of `/etc/resolv.conf`. glibc's resolver is not used, because
-//! the released program is linked statically: it would load the modules of nsswitch.conf, which are of the host's glibc.
+//! Addresses of a host: `/etc/hosts`, then the name servers of `/etc/resolv.conf`. glibc's resolver is not used, because the
+//! released program is linked statically: the resolver would load the modules of nsswitch.conf, which are of the host's glibc.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -17,7 +17,7 @@ use crate::linux::files;
 const HOSTS: &str = "/etc/hosts";
 const CONFIGURATION: &str = "/etc/resolv.conf";
 const FILE_BYTES_MAX: u64 = 4 << 20;
-/// As resolv.conf(5) limits them.
+/// Limits and defaults of resolv.conf(5).
 const SERVERS_MAX: usize = 3;
 const SEARCHED_MAX: usize = 6;
 const NDOTS_DEFAULT: usize = 1;
@@ -143,7 +143,8 @@ fn question(id: u16, name: &str, kind: TYPE) -> io::Result<Vec<u8>> {
     packet.build_bytes_vec().map_err(invalid)
 }
 
-/// `None` if the message does not answer this question. Aliases precede the addresses of what they name.
+/// Addresses in an answer; `None` if the message does not answer this question. Aliases precede the addresses of the names that
+/// they stand for.
 fn answer(id: u16, bytes: &[u8]) -> Option<io::Result<Vec<IpAddr>>> {
     let packet = Packet::parse(bytes).ok()?;
     if packet.id() != id || !packet.has_flags(PacketFlag::RESPONSE) {

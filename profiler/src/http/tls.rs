@@ -27,7 +27,7 @@ pub(crate) enum TlsError {
     Rustls(#[from] RustlsError),
 }
 
-/// Trusts the authorities of the file, or those of the system.
+/// Configuration that trusts the authorities of the file, or those of the system.
 pub(crate) fn config(ca_file: Option<&Path>, is_http2: bool) -> Result<Arc<ClientConfig>, TlsError> {
     let mut roots = RootCertStore::empty();
     match ca_file {

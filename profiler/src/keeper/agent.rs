@@ -1,4 +1,4 @@
-//! The agent, as its keeper sees it.
+//! The agent, as the keeper reaches it: a channel and a process.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,7 +18,7 @@ use crate::linux::proc::stat;
 pub(super) struct Agent {
     channel: Channel,
     pid: Pid,
-    /// `None` if it had exited already.
+    /// The agent's process; `None` if it had exited already.
     process: Option<Arc<PidFd>>,
 }
 
@@ -28,7 +28,7 @@ impl Agent {
         Self { channel, pid, process: PidFd::open(pid).ok().map(Arc::new) }
     }
 
-    /// The same process at the end of another channel.
+    /// Returns the same process at the end of another channel.
     pub(super) fn through(&self, channel: Channel) -> Self {
         Self { channel, pid: self.pid, process: self.process.clone() }
     }
@@ -44,18 +44,18 @@ impl Agent {
         self.process.as_ref().is_none_or(|process| process.has_ended().unwrap_or(true))
     }
 
-    /// Whether it is stopped by a signal, as by SIGSTOP. It answers nothing until SIGCONT.
+    /// Whether the agent is stopped by a signal, as by SIGSTOP. Until SIGCONT, it answers nothing.
     pub(super) fn is_suspended(&self) -> bool {
         stat::status(self.pid, Tid(self.pid.0)).is_some_and(|status| status.state == 'T')
     }
 
-    /// Waits so long for a message, the end of the channel, or the agent's exit.
+    /// Waits at most this long for a message, the end of the channel, or the agent's exit.
     pub(super) fn has_answer(&self, period_ns: i64) -> bool {
         let limit = Timespec { tv_sec: 0, tv_nsec: period_ns };
         self.wait(PollFlags::IN, Some(&limit)).map_or(true, |ready| ready.is_some())
     }
 
-    /// Whether the channel is ready, or the agent has exited; `None` when the time is up.
+    /// Returns whether the channel is ready, or false if only the agent has exited; `None` when the time is up.
     pub(super) fn wait(&self, ready: PollFlags, limit: Option<&Timespec>) -> io::Result<Option<bool>> {
         let channel = PollFd::new(&self.channel, ready);
         let process = self.process.as_ref().map(|process| PollFd::new(process, PollFlags::IN));
@@ -64,7 +64,7 @@ impl Agent {
         Ok((ready > 0).then(|| !polled[0].revents().is_empty()))
     }
 
-    /// Readable when it has exited.
+    /// Descriptor that is readable when the agent has exited.
     pub(super) fn process(&self) -> Option<BorrowedFd<'_>> {
         self.process.as_deref().map(AsFd::as_fd)
     }
@@ -73,12 +73,12 @@ impl Agent {
         self.channel.send_value(answer, &[]).is_ok()
     }
 
-    /// Calls `wait` as [`Channel::send_while`].
+    /// Sends an answer. Calls `wait` as [`Channel::send_while`] does.
     pub(super) fn send_while(&self, answer: &impl Serialize, wait: impl FnMut() -> io::Result<()>) -> bool {
         companion::encode(answer).and_then(|bytes| self.channel.send_while(&bytes, &[], wait)).is_ok()
     }
 
-    /// Waits for the next message, with its descriptors; `None` when there are no more. Ends with the agent even if
+    /// Waits for the next message, with its descriptors; `None` when there are no more. Returns when the agent exits, even if
     /// another process has inherited a descriptor of the channel. An incomplete message of a killed agent is ignored.
     pub(super) fn receive<T: DeserializeOwned>(&self, bytes_max: usize) -> Option<(T, Vec<OwnedFd>)> {
         self.receive_while(bytes_max, || match self.wait(PollFlags::IN, None)? {
@@ -87,7 +87,7 @@ impl Agent {
         })
     }
 
-    /// Calls `wait` as [`Channel::receive_while`].
+    /// Receives a message. Calls `wait` as [`Channel::receive_while`] does.
     pub(super) fn receive_while<T: DeserializeOwned>(
         &self,
         bytes_max: usize,

@@ -1,5 +1,5 @@
-//! The agent's side. Each [`Tracer`] has its own thread in the keeper, because the kernel accepts ptrace requests only
-//! from the tracing thread, and its tracees resume when its channel closes.
+//! The agent's side of the keeper. Each [`Tracer`] has its own thread in the keeper, because the kernel accepts ptrace requests
+//! only from the tracing thread, and its tracees resume when its channel closes.
 
 use std::fs::File;
 use std::io::{self, PipeWriter};
@@ -53,12 +53,12 @@ impl KeeperError {
 /// The keeper process. Dropping the last clone and the last [`Link`] waits until everything is detached.
 #[derive(Clone, Debug)]
 pub(crate) struct Keeper {
-    /// Channel of an idle tracing thread. Closed before the process is waited for.
+    /// Channel of an idle tracing thread. It is closed before the process is waited for.
     spare: Arc<Mutex<Option<Channel>>>,
     companion: Arc<Mutex<Companion>>,
 }
 
-/// Attached probes of one file, in one process or in all. Dropping it starts detaching them.
+/// Attached probes of one file, in one process or in all. Dropping the link starts detaching them.
 #[derive(Debug)]
 pub(crate) struct Link {
     keeper: Keeper,
@@ -79,7 +79,7 @@ impl Keeper {
         Ok(PidFd::open(self.pid())?)
     }
 
-    /// All instructions or none. `programs` are [`Kernel::hook_programs`](crate::bpf::load::Kernel::hook_programs).
+    /// Attaches probes to all sites or none. `programs` are [`Kernel::hook_programs`](crate::bpf::load::Kernel::hook_programs).
     pub(crate) fn attach(
         &self,
         kind: LinkKind,
@@ -95,7 +95,7 @@ impl Keeper {
         }
     }
 
-    /// `descriptors` are the code's and the filter's; none if the stubs are mapped.
+    /// Installs stubs. `descriptors` are those of the code and of the filter; none if the stubs are mapped already.
     pub(crate) fn install(&self, plan: Installation, descriptors: &[BorrowedFd<'_>]) -> Result<Installed, KeeperError> {
         match self.request(&Request::Install(plan), descriptors)? {
             Reply::Installed(installed) => Ok(installed),
@@ -125,7 +125,7 @@ impl Keeper {
         self.request(&Request::HandBack(pid), &[]).map(drop)
     }
 
-    /// Does not wait for completion.
+    /// Requests the removal of a process's stubs. Does not wait for completion.
     pub(crate) fn remove_stubs(&self, pid: Pid) {
         let companion = self.lock();
         let _ = companion.channel().map(|channel| channel.send_value(&Request::Remove(pid), &[]));
@@ -147,7 +147,7 @@ impl Keeper {
         }
     }
 
-    /// Does not wait for completion.
+    /// Requests that a link is closed. Does not wait for completion.
     fn detach(&self, id: LinkId) {
         let companion = self.lock();
         // If the keeper has exited, its links are closed.
@@ -313,7 +313,7 @@ pub(crate) fn stop(keeper: &Keeper, pid: Pid) -> Result<Box<dyn StoppedProcess>,
     stop_within(keeper, pid, None)
 }
 
-/// Resumes the process when the time is up. Then this fails, or the inspection of the process.
+/// Stops a process, and resumes it when the time is up. Then this fails, or the inspection of the process.
 pub(crate) fn stop_within(
     keeper: &Keeper,
     pid: Pid,

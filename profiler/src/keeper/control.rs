@@ -3,7 +3,7 @@
 
 use profiler_common::live::FILTER_ONE;
 
-/// Size of the words.
+/// Number of bytes of the words, including padding.
 pub(crate) const BYTES: usize = 64;
 /// Address of the countdowns in use: the live or the idle ones.
 pub(crate) const BASE: usize = 0;

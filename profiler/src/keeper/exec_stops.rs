@@ -10,7 +10,7 @@ use super::protocol::Request;
 use crate::ids::Pid;
 use crate::linux::exec_stop::{self, ExecStop, ExecStopLayout, StopNote};
 
-/// The agent's end. Dropping it ends the stops, and resumes the process if it is stopped so.
+/// The agent's side of stops at execs. Dropping it ends the stops, and resumes the process if it is stopped at one.
 #[derive(Debug)]
 pub(crate) struct StoppedExecs {
     keeper: Keeper,
@@ -19,7 +19,7 @@ pub(crate) struct StoppedExecs {
 }
 
 impl StoppedExecs {
-    /// Has a child of this process stopped at its execs from now on, before the first instruction, except for those that
+    /// Stops a child of this process at its execs from now on, before the first instruction, except for those that
     /// [`attach`](exec_stop::attach) names.
     pub(crate) fn of(keeper: &Keeper, pid: Pid, layout: &ExecStopLayout) -> Result<Self, KeeperError> {
         let refused = |error: io::Error| KeeperError::Refused(error.to_string());
@@ -32,7 +32,7 @@ impl StoppedExecs {
         self.note.is_set()
     }
 
-    /// Resumes it if it is stopped.
+    /// Resumes the process if it is stopped at an exec.
     pub(crate) fn resume(&self) {
         self.note.resume();
     }
@@ -53,7 +53,7 @@ impl Drop for StoppedExecs {
     }
 }
 
-/// The keeper's end.
+/// The keeper's side of stops at execs.
 #[derive(Debug, Default)]
 pub(super) struct ExecStops(BTreeMap<Pid, ExecStop>);
 

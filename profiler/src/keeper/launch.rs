@@ -21,12 +21,12 @@ use crate::linux::spawn::{Spawned, spawn, spawn_resumed};
 use crate::process::launch::{LaunchError, ProgramStop, StartUp, has_one_thread};
 use crate::shown;
 
-/// Dropping it detaches: at once, or after an uninterruptible wait. [`crate::process::launch::Launch`] documents the
-/// methods; its [`LaunchError::Trace`] arrives as [`LaunchError::Keeper`].
+/// A launched or held process. Dropping it detaches from the process: at once, or after an uninterruptible wait.
+/// [`crate::process::launch::Launch`] documents the methods; its [`LaunchError::Trace`] arrives as [`LaunchError::Keeper`].
 #[derive(Debug)]
 pub(crate) struct Launch {
     pid: Pid,
-    /// `None` if it is not traced (any more), or the keeper has exited.
+    /// `None` if the process is not traced (any more), or the keeper has exited.
     tracer: Option<Tracer>,
     status: Option<ExitStatus>,
     /// Whether this value has started the process, and so is the one that reaps it.
@@ -36,9 +36,10 @@ pub(crate) struct Launch {
 }
 
 impl Launch {
-    /// `command` is the program, looked up in `PATH`, and its arguments. It inherits streams, process group,
-    /// environment and directory, and is held at its exec. If another process traces it, it is not held: then `before_exec` is
-    /// called before the exec. On errors no process is left. With `may_stop`, [`StoppedExecs`] may stop it later.
+    /// Starts `command`, which is the program, looked up in `PATH`, and its arguments. The process inherits streams, process
+    /// group, environment and directory, and is held at its exec. If another process traces it, it is not held: then
+    /// `before_exec` is called before the exec. On errors no process is left. With `may_stop`, [`StoppedExecs`] may stop it
+    /// later.
     pub(crate) fn start<E: From<LaunchError>>(
         keeper: &Keeper,
         command: &[OsString],
@@ -74,7 +75,7 @@ impl Launch {
         Ok(launch)
     }
 
-    /// Returns the answer of the tracer when it is at its exec, or has exited.
+    /// Runs the process to its exec. Returns the answer of the tracer when the process is at its exec, or has exited.
     fn run_to_exec(
         &mut self,
         keeper: &Keeper,
@@ -97,7 +98,7 @@ impl Launch {
         Ok(launch)
     }
 
-    /// Like [`hold`](Self::hold), for the process whose stops at its execs these are.
+    /// Like [`hold`](Self::hold), for the process that `stops` stops at its execs.
     pub(crate) fn hold_at_exec(keeper: &Keeper, pid: Pid, stops: &StoppedExecs) -> Result<Self, LaunchError> {
         let tracer = Tracer::start(keeper)?;
         let events = event().map_err(|error| LaunchError::Trace(format!("process {pid}"), error))?;
@@ -116,7 +117,7 @@ impl Launch {
         Ok(launch)
     }
 
-    /// Whether it has exited, or is not traced.
+    /// Whether the process has exited, or is not traced.
     pub(crate) fn is_over(&self) -> bool {
         self.tracer.is_none() || self.status.is_some()
     }
@@ -181,7 +182,7 @@ impl Launch {
     }
 
     pub(crate) fn try_reap(&mut self) -> Option<ExitStatus> {
-        // If this fails, the kernel has detached it.
+        // If the command fails, the kernel has detached the process.
         let _ = self.command(Command::Reap);
         if self.tracer.is_none() && self.status.is_none() {
             self.status = ptrace::try_reap(self.pid).ok().flatten();
@@ -204,7 +205,7 @@ impl Launch {
             Ok(Answer::Launch { is_traced, status, outcome }) => (is_traced, status, outcome),
             Ok(other) => return Err(unexpected(&other)),
             Err(error) => {
-                // The kernel detaches it when its tracer exits.
+                // The kernel detaches the process when its tracer exits.
                 self.tracer = None;
                 return Err(error.into());
             }
@@ -213,7 +214,7 @@ impl Launch {
             self.tracer = None;
         }
         if let Some(status) = status {
-            // The tracer has reaped it; now its parent reaps it.
+            // The tracer has reaped the process; now its parent reaps it.
             if self.reaps {
                 let _ = ptrace::try_reap(self.pid);
             }
@@ -236,7 +237,7 @@ impl AsFd for Launch {
 
 impl Drop for Launch {
     fn drop(&mut self) {
-        // If it cannot be detached yet, the keeper does so when it can.
+        // If the process cannot be detached yet, the keeper detaches it later.
         let _ = self.release();
     }
 }

@@ -24,7 +24,7 @@ pub(super) struct Links {
 }
 
 impl Links {
-    /// Attaches all sites or none. `descriptors` are the file's and the programs'.
+    /// Attaches probes to all sites or none. `descriptors` are those of the file and of the programs.
     pub(super) fn attach(
         &mut self,
         kind: LinkKind,
@@ -79,7 +79,7 @@ impl Links {
         self.finish_closing();
     }
 
-    /// Each on its own thread: a close waits up to 100 ms until no CPU runs the probe handler, and the waits overlap.
+    /// Closes each link on its own thread: a close waits up to 100 ms until no CPU runs the probe handler, and the waits overlap.
     fn close(&mut self, links: Vec<OwnedFd>) {
         self.closing.retain(|closer| !closer.is_finished());
         for link in links {
@@ -90,7 +90,7 @@ impl Links {
     }
 }
 
-/// A path to an open file. The file's own path may be in another mount namespace, or name another file by now.
+/// Path to an open file. The file's own path may be in another mount namespace, or name another file by now.
 fn path_of(file: &OwnedFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
@@ -115,10 +115,10 @@ fn multi(
     Ok(())
 }
 
-/// Links with cookies require Linux 5.15 (`bpf_cookie` in `BPF_LINK_CREATE`); works without tracefs. Return probes also fire
-/// in other processes that have a probe on the function (`uretprobe_perf_func` has no filter, up to 7.2 at least), so
-/// the programs match by thread and ignore a return without a recorded entry. An event for all processes is one of a single CPU, but
-/// its program runs on all (`__uprobe_perf_func` in kernel/trace/trace_uprobe.c, up to 7.3).
+/// Attaches probes by perf events. Links with cookies require Linux 5.15 (`bpf_cookie` in `BPF_LINK_CREATE`); works without
+/// tracefs. Return probes also fire in other processes that have a probe on the function (`uretprobe_perf_func` has no filter, up
+/// to 7.2 at least), so the programs match by thread and ignore a return without a recorded entry. An event for all processes is
+/// one of a single CPU, but its program runs on all (`__uprobe_perf_func` in kernel/trace/trace_uprobe.c, up to 7.3).
 fn perf(
     entry: &OwnedFd,
     at_return: &OwnedFd,
@@ -128,7 +128,7 @@ fn perf(
     links: &mut Vec<OwnedFd>,
 ) -> io::Result<()> {
     for site in sites {
-        // The return first, as above.
+        // The return probe is attached first, so that the return of every recorded entry is recorded.
         let returning = site.returns.then_some((at_return, true));
         for (program, is_return) in returning.into_iter().chain([(entry, false)]) {
             let event = open_uprobe(path, site.offset, pid, is_return)?;

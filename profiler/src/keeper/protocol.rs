@@ -1,4 +1,5 @@
-//! Agent and keeper are the same binary, so there are no versions. Each command has one answer, [`Command::Start`] two.
+//! Messages between agent and keeper. They are the same binary, so there are no versions. Each command has one answer,
+//! [`Command::Start`] has two.
 
 use std::time::Duration;
 
@@ -25,7 +26,8 @@ pub(super) struct LinkId(pub(super) u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Site {
     pub offset: u64,
-    /// Passed to the programs (`bpf_get_attach_cookie`). `None` where the kernel has no links with cookies, before Linux 5.15.
+    /// Value that is passed to the programs (`bpf_get_attach_cookie`). `None` where the kernel has no links with cookies, before
+    /// Linux 5.15.
     pub cookie: Option<u64>,
     pub returns: bool,
 }
@@ -34,25 +36,25 @@ pub(crate) struct Site {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Installation {
     pub pid: Pid,
-    /// Of the code; countdowns and filter follow.
+    /// Address of the code; the countdowns and the filter follow it.
     pub address: u64,
     pub code_bytes: u64,
-    /// Initial countdowns, and the words that switch stubs on and off. Empty if they are in the process.
+    /// Initial countdowns, and the words that switch stubs on and off. Empty if both are in the process already.
     pub data: Vec<u8>,
-    /// Whole pages.
+    /// Size of the data in whole pages.
     pub data_bytes: u64,
     pub filter_bytes: u64,
-    /// The list of stubs in the code, by which it is recognized.
+    /// List of stubs in the code, by which the code is recognized.
     pub list: Patch,
     pub functions: Vec<FunctionPlace>,
-    /// The same code is mapped there already.
+    /// Whether the same code is mapped at `address` already.
     pub is_mapped: bool,
-    /// Those of freeing functions first.
+    /// Slot changes; those of freeing functions come first.
     pub slots: Vec<SlotChange>,
 }
 
 impl Installation {
-    /// Adds changed slots. A module may have been mapped where another was.
+    /// Adds changed slots. They replace known ones at the same addresses: a module may have been mapped where another was.
     pub(crate) fn add_slots(&mut self, slots: Vec<SlotChange>) {
         self.slots.retain(|known| slots.iter().all(|slot| slot.address != known.address));
         self.slots.extend(slots);
@@ -66,19 +68,19 @@ impl Installation {
         self.data_address() + self.data_bytes
     }
 
-    /// Of the words that switch stubs on and off.
+    /// Address of the words that switch stubs on and off.
     pub(crate) fn control_address(&self) -> u64 {
         self.filter_address() - control::BYTES as u64
     }
 }
 
-/// What a stub takes for granted of its function: where it is mapped from, and the code that the stub executes in its place.
+/// Assumptions of a stub about its function: where it is mapped from, and the code that the stub executes in its place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FunctionPlace {
     pub address: u64,
-    /// From the entry to the end of the probed instruction: as in the file, and with a breakpoint.
+    /// Code from the entry to the end of the probed instruction: as in the file, and with a breakpoint.
     pub codes: [Vec<u8>; 2],
-    /// The mapping that contains it, and its file's device and inode, if they may be read.
+    /// Addresses of the mapping that contains the function, and its file's device and inode, if they may be read.
     pub mapping: (u64, u64),
     pub file: Option<(u64, u64)>,
 }
@@ -90,12 +92,12 @@ pub(crate) struct Patch {
     pub bytes: Vec<u8>,
 }
 
-/// What an installation did.
+/// Result of an installation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Installed {
     /// Number of changed slots.
     pub slots: usize,
-    /// How long the process was stopped.
+    /// Time for which the process was stopped.
     pub stopped: Duration,
 }
 
@@ -104,15 +106,16 @@ pub(crate) struct SlotChange {
     pub address: u64,
     pub before: u64,
     pub after: u64,
-    /// Differs from `before` if that is a former stub.
+    /// Value that a removal writes; differs from `before` if that is a former stub.
     pub restored: u64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Request {
-    /// The descriptors are the file's and the programs'. Without a PID: in all processes.
+    /// Attach probes to these sites, in all processes if there is no PID. The descriptors are those of the file and of the
+    /// programs.
     Attach { kind: LinkKind, sites: Vec<Site>, pid: Option<Pid> },
-    /// Has no reply.
+    /// Close a link. Has no reply.
     Detach(LinkId),
     /// Map stubs and change slots, or change more slots; the reply is [`Reply::Installed`]. The descriptors are those of the
     /// code and of the filter; none if the stubs are mapped.
@@ -125,16 +128,16 @@ pub(super) enum Request {
     RemoveLeft(Installation),
     /// Restore the slots of a process. Has no reply.
     Remove(Pid),
-    /// The same for a process whose recording goes on; the reply is [`Reply::Done`].
+    /// Restore the slots of a process whose recording goes on; the reply is [`Reply::Done`].
     HandBack(Pid),
     /// Wait until all links to be detached are closed.
     FinishClosing,
     /// Start a tracing thread; the reply is [`Reply::Done`]. The descriptor is its channel.
     Trace,
-    /// Own a program of the kernel side that stops a process at its execs; the reply is [`Reply::Done`]. The descriptors are its
-    /// link and its note.
+    /// Own a program of the kernel side that stops a process at its execs; the reply is [`Reply::Done`]. The descriptors are
+    /// those of its link and of its note.
     StopAtExecs(Pid),
-    /// End that, and resume the process if it is stopped so; the reply is [`Reply::Done`].
+    /// End the stops of a process at its execs, and resume it if it is stopped at one; the reply is [`Reply::Done`].
     RunAtExecs(Pid),
 }
 
@@ -144,7 +147,7 @@ pub(super) enum Reply {
     Installed(Installed),
     Rseq(Option<i32>),
     Refused(String),
-    /// Addresses for an installation that were free are not any more.
+    /// Addresses for an installation that were free are occupied now.
     Occupied,
     Done,
 }
@@ -158,22 +161,23 @@ pub(super) const ANSWER_BYTES_MAX: usize = 512 << 20;
 /// Maximum number of code mappings that are sent: the first ones contain a system call instruction.
 const CODE_MAX: usize = 100_000;
 
-/// From the agent to the tracing thread. For commands about a program see [`Launch`](crate::process::launch::Launch).
+/// Command from the agent to a tracing thread. For commands about a program see [`Launch`](crate::process::launch::Launch).
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Command {
-    /// With a limit of the time for which the process is stopped.
+    /// Stop a process, at most for this time if there is a limit.
     Stop(Pid, Option<Duration>),
-    /// The descriptor is one end of a pipe; the copy exits when the agent closes the other.
+    /// Copy these regions by a fork. The descriptor is one end of a pipe; the copy exits when the agent closes the other.
     Fork(Vec<Region>),
     Resume,
-    /// Trace a waiting child of the agent; answered when it is traced, and when it is at its exec. Has an eventfd.
+    /// Trace a waiting child of the agent; answered when it is traced, and when it is at its exec. The descriptor is an eventfd.
     Start(Pid, String),
-    /// With an eventfd also at its exit, for a child of a program.
+    /// Hold a process; with an eventfd also at its exit, for a child of a program.
     Hold(Pid),
-    /// The descriptor is the note of whether it was stopped at its exec.
+    /// Hold a process that is stopped at its exec. The descriptor is the note of whether it was stopped.
     HoldAtExec(Pid),
     HoldAtExit,
-    /// Answered by any number of [`Answer::NewCode`], each followed by `Continue` or `Abandon`, and by the outcome.
+    /// Run the start-up; answered by any number of [`Answer::NewCode`], each followed by `Continue` or `Abandon`, and by the
+    /// outcome.
     Step,
     Continue,
     Abandon,
@@ -184,15 +188,14 @@ pub(super) enum Command {
     Reap,
 }
 
-/// A traced program is held or followed. Its status is the wait status after its exit: the tracer has reaped it, its
-/// parent has not.
+/// Answer to a command. A status is the wait status of a program after its exit: the tracer has reaped it, its parent has not.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Answer {
     Stopped {
         living: Pid,
         threads: Vec<ThreadState>,
     },
-    /// The limit of a stop has passed.
+    /// The time limit of a stop has passed.
     StoppedForLong,
     Forked(Pid),
     Resumed(Duration),
@@ -218,7 +221,7 @@ pub(super) enum Outcome {
     Failed(String),
 }
 
-/// Selects what an injection reads of all mappings of a process: code, without the names, which a process may make long, and the
+/// Selects the mappings of a process that an injection reads: code, without the names, which a process may make long, and the
 /// first thread's stack with the mapping below it.
 pub(super) fn code_regions(mapped: &[Region]) -> Vec<Region> {
     let code = mapped.iter().filter(|region| region.executable && region.readable && region.kind != RegionKind::Stack);

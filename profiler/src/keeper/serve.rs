@@ -33,7 +33,7 @@ const NAME: &str = "heapbpf-keeper";
 pub fn serve() -> io::Result<()> {
     let channel = Channel::of_standard_input()?;
     companion::set_name(NAME);
-    // Tracing threads receive it.
+    // Tracing threads receive the signal.
     signals::block_child_signal();
     // If the agent has exited already, the channel is closed.
     let (mut links, mut stubs, mut tracers) = (Links::default(), Stubs::default(), Vec::new());
@@ -78,7 +78,7 @@ pub fn serve() -> io::Result<()> {
         }
     }
     drop(exec_stops);
-    // They complete their current commands and resume their tracees. One that panicked traces nothing.
+    // Tracing threads complete their current commands and resume their tracees. A thread that panicked traces nothing.
     tracers.into_iter().for_each(|tracer| drop(tracer.join()));
     stubs.remove_all();
     links.detach_all();
@@ -95,7 +95,7 @@ fn start_tracer(agent: &Agent, tracers: &mut Vec<JoinHandle<()>>, descriptors: V
 }
 
 const RELEASE_PERIOD_NS: i64 = 10_000_000;
-/// While a process waits for the agent, how often a thread checks that the agent is not suspended.
+/// Period of checking that the agent is not suspended while a process waits for it.
 const SUSPENSION_PERIOD_NS: i64 = 50_000_000;
 
 /// A copy that the agent reads until it closes the other end of the pipe.
@@ -105,7 +105,7 @@ struct LentCopy {
     _copy: ForkCopy,
 }
 
-/// A tracing thread. Copies exit before the process resumes.
+/// A tracing thread. Its copies exit before the process resumes.
 #[derive(Debug)]
 struct Worker {
     agent: Arc<Agent>,
@@ -139,7 +139,7 @@ impl Worker {
         }
     }
 
-    /// Returns whether there is a command, or the channel was closed; false if the agent has exited.
+    /// Waits for a command. Returns whether there is a command or the channel was closed; false if the agent has exited.
     fn wait_for_command(&mut self) -> bool {
         while !self.wait(true) {
             if self.agent.has_exited() {
@@ -149,19 +149,19 @@ impl Worker {
         true
     }
 
-    /// The agent may be suspended between the parts of a command that is larger than the channel's buffer.
+    /// Receives a command. The agent may be suspended between the parts of a command that is larger than the channel's buffer.
     fn receive(&mut self) -> Option<(Command, Vec<OwnedFd>)> {
         let agent = Arc::clone(&self.agent);
         agent.receive_while(COMMAND_BYTES_MAX, || self.wait_in_message(PollFlags::IN))
     }
 
-    /// As [`receive`](Self::receive).
+    /// Sends an answer. The agent may be suspended between the parts of an answer that is larger than the channel's buffer.
     fn send(&mut self, answer: &Answer) -> bool {
         let agent = Arc::clone(&self.agent);
         agent.send_while(answer, || self.wait_in_message(PollFlags::OUT))
     }
 
-    /// Waits until the channel is ready for more of a message. A process does not wait for a suspended agent meanwhile.
+    /// Waits until the channel is ready for more of a message. Meanwhile, a process that waits for a suspended agent is resumed.
     fn wait_in_message(&mut self, ready: PollFlags) -> io::Result<()> {
         loop {
             let limit = Timespec { tv_sec: 0, tv_nsec: SUSPENSION_PERIOD_NS };
@@ -222,7 +222,7 @@ impl Worker {
         }
     }
 
-    /// Resumes the process that waits for a suspended agent, whose next request fails for this reason.
+    /// Resumes the process that waits for a suspended agent. The agent's next request fails for this reason.
     fn let_go(&mut self) {
         self.let_go = self.stopped.take().map(|stopped| stopped.living_thread()).or(self.let_go);
         if let Some(program) = &mut self.program {
@@ -258,7 +258,7 @@ impl Worker {
         }
     }
 
-    /// Stops all threads that are not held already: none of a program that is held.
+    /// Stops all threads that are not held already. All threads of a held program are.
     fn stop_others(&self, pid: Pid, limit: Option<StopLimit>) -> Result<Stopped, CollectError> {
         Stopped::new_within(pid, self.held(pid), limit, &|| self.agent.is_connected())
     }
@@ -316,11 +316,11 @@ struct TracedProgram {
     /// Eventfd for notifications; `None` for processes that are detached after their start-up.
     events: Option<OwnedFd>,
     changes: Option<ChildSignal>,
-    /// All threads are stopped until the agent resumes them.
+    /// Whether all threads are stopped until the agent resumes them.
     is_stopped: bool,
-    /// heapbpf has started it.
+    /// Whether heapbpf has started the program.
     is_own: bool,
-    /// It was resumed because the agent was suspended.
+    /// Whether the program was resumed because the agent was suspended.
     was_let_go: bool,
 }
 
@@ -332,7 +332,7 @@ impl TracedProgram {
         Ok(Self { launch, events, changes, is_stopped: false, is_own: false, was_let_go: false })
     }
 
-    /// heapbpf has started the process, which has executed another program since.
+    /// Holds a process that heapbpf has started, and that has executed another program since.
     fn hold_at_exec(pid: Pid, descriptors: Vec<OwnedFd>) -> Result<Self, LaunchError> {
         let word = descriptors.into_iter().next().ok_or(io::Error::from(io::ErrorKind::InvalidInput));
         let note = word.and_then(|word| StopNote::new(pid, word));
@@ -373,7 +373,7 @@ impl TracedProgram {
                 launch.release()?;
             }
             Command::Reap => drop(launch.try_reap()),
-            // Executed before, or an unexpected reply.
+            // These commands were executed before, or are unexpected.
             _ => {}
         }
         Ok(Outcome::Done)
@@ -385,23 +385,24 @@ impl TracedProgram {
         if let Err(LaunchError::Suspended(_)) = stepped {
             self.let_go();
             self.was_let_go = false;
-            // The answer to the last request, when the agent goes on.
+            // When the agent goes on, it sends the answer to the last request.
             agent.receive::<Command>(COMMAND_BYTES_MAX);
             return Err(LaunchError::Suspended(self.launch.pid()));
         }
         stepped.map(Outcome::StartUp)
     }
 
-    /// Whether heapbpf has not started it, and it is held, or may stop without that being noticed before the agent asks.
+    /// Whether heapbpf has not started the program, and the program is held, or may stop without the tracing thread noticing it
+    /// before the agent's next request.
     fn waits_for_agent(&self) -> bool {
         let is_noticed = self.launch.is_followed() && self.changes.is_some();
         !self.is_own && self.launch.is_traced() && !is_noticed
     }
 
-    /// Resumes it as if it had never been traced, without the agent.
+    /// Resumes the program as if it had never been traced, without the agent.
     fn let_go(&mut self) {
         (self.is_stopped, self.was_let_go) = (false, true);
-        // What does not stop yet is detached when it does.
+        // Threads that do not stop yet are detached when they do.
         let _ = self.launch.release();
         self.notify();
     }
@@ -422,20 +423,21 @@ impl TracedProgram {
 
     fn notify(&self) {
         if let Some(events) = &self.events {
-            // `EAGAIN` means that it is readable already.
+            // `EAGAIN` means that the eventfd is readable already.
             let _ = rustix::io::write(events, &1_u64.to_ne_bytes());
         }
     }
 
-    /// The program's PID and its threads, if all are held.
+    /// PID of the program, and its threads if all are held.
     fn threads(&self) -> (Pid, Vec<StoppedThread>) {
-        // Later commands decide whether they resume.
+        // Later commands decide whether the threads resume.
         let held = |(tracee, stop)| StoppedThread { tracee, stop, release: Release::Keep };
         (self.launch.pid(), self.launch.held_threads().into_iter().map(held).collect())
     }
 }
 
-/// Has the agent attach to new code. `other` is a process that heapbpf has not started: it does not wait for a suspended agent.
+/// Requests that the agent attaches to new code. `other` is a process that heapbpf has not started: it does not wait for a
+/// suspended agent.
 fn request_attach(at_exec: bool, other: Option<Pid>, agent: &Agent) -> Result<(), LaunchError> {
     let is_sent = agent.send(&Answer::NewCode { at_exec });
     if let Some(pid) = other {

@@ -1,5 +1,5 @@
 //! Stubs of the inline engine: maps them into a stopped process, and changes its slots. Each slot has its former value or a
-//! stub's address at any time, so the process works whenever this ends.
+//! stub's address at any time, so the process works whenever the keeper is killed.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -31,7 +31,7 @@ use crate::linux::scheduling::RealTime;
 
 const WORD_BYTES: usize = 8;
 
-/// Why a process cannot have stubs.
+/// Reason why a process cannot have stubs.
 pub(crate) const NO_FIRST_THREAD: &str =
     "its main thread has exited, by which the kernel finds its memory and descriptors";
 
@@ -50,7 +50,7 @@ impl Stubs {
         Ok(installed)
     }
 
-    /// Takes over what a process has copied.
+    /// Takes over the stubs that a process has copied.
     pub(super) fn adopt(&mut self, plan: Installation) {
         self.0.insert(plan.pid, plan);
     }
@@ -59,14 +59,14 @@ impl Stubs {
         let Some(plan) = self.0.remove(&pid) else { return };
         if let Err(error) = remove(pid, &plan) {
             tracing::debug!("process {pid} keeps its stubs: {error}");
-            // Another thread may trace it until the end, or its threads may be able to stop then.
+            // Another thread may trace the process until the end, or its threads may be able to stop then.
             if matches!(error, CollectError::Traced { .. } | CollectError::Waiting { .. }) {
                 self.0.insert(pid, plan);
             }
         }
     }
 
-    /// Removes the stubs of a process whose recording goes on. On errors, everything stays as it is.
+    /// Removes the stubs of a process whose recording goes on. On errors, the stubs and slots stay as they are.
     pub(super) fn hand_back(&mut self, pid: Pid) -> Result<(), CollectError> {
         if let Some(plan) = self.0.get(&pid) {
             remove(pid, plan)?;
@@ -81,8 +81,9 @@ impl Stubs {
     }
 }
 
-/// Stops threads on a thread of its own. When that exits, the kernel detaches those that have not stopped in time, as one that waits for
-/// a child of `vfork`: with a tracer that lives on, it would stop later, and for good.
+/// Runs `work`, which stops threads, on a thread of its own. When that thread exits, the kernel detaches threads that have not
+/// stopped in time, such as one that waits for a child of `vfork`: with a tracer that lives on, they would stop later, and for
+/// good.
 fn on_own_thread<T: Send>(pid: Pid, work: impl FnOnce() -> Result<T, CollectError> + Send) -> Result<T, CollectError> {
     thread::scope(|scope| {
         let worker = thread::Builder::new().name("heapbpf-stubs".to_owned()).spawn_scoped(scope, work);
@@ -91,9 +92,9 @@ fn on_own_thread<T: Send>(pid: Pid, work: impl FnOnce() -> Result<T, CollectErro
     })
 }
 
-/// A thread that waits for a child of `vfork` does not stop, while the others wait for it.
+/// Time limit for stopping all threads. A thread that waits for a child of `vfork` does not stop, while the others wait for it.
 const STOP_MAX: Duration = Duration::from_millis(500);
-/// While all threads run, how long those are waited for that could not be stopped now.
+/// Time limit, and period of polling, for threads that cannot be stopped now; all threads run meanwhile.
 const PATIENCE: Duration = Duration::from_millis(200);
 const PATIENCE_PERIOD: Duration = Duration::from_millis(2);
 
@@ -112,8 +113,9 @@ fn stop(pid: Pid) -> Result<Stopped, CollectError> {
     Stopped::new_within(pid, Vec::new(), Some(StopLimit::begin(STOP_MAX)), &|| true)
 }
 
-/// All or nothing, but slots that have changed meanwhile stay as they are. All threads are stopped, so that no module is unmapped
-/// meanwhile, and none meets the descriptors that the process has for a time: the numbers of those that it opens are as without them.
+/// Installs stubs completely or not at all, but slots that have changed meanwhile stay as they are. All threads are stopped, so
+/// that no module is unmapped meanwhile, and no thread meets the descriptors that the process has for a time: descriptors that
+/// threads open later have the same numbers as without them.
 pub(super) fn install(plan: &Installation, descriptors: &[OwnedFd]) -> Result<Installed, CollectError> {
     let urgent = RealTime::begin();
     let stopped = stop(plan.pid)?;
@@ -123,8 +125,8 @@ pub(super) fn install(plan: &Installation, descriptors: &[OwnedFd]) -> Result<In
     Ok(Installed { slots, stopped })
 }
 
-/// In a process whose threads are all stopped. What is mapped stays if slots cannot be changed then: later, the process may have mapped
-/// something else there.
+/// Installs stubs in a process whose threads are all stopped. Mapped stubs stay if slots cannot be changed then: later, the
+/// process may have mapped something else there.
 fn install_held(stopped: &Stopped, plan: &Installation, descriptors: &[OwnedFd]) -> Result<usize, CollectError> {
     if let [code, filter] = descriptors {
         map(stopped, plan, code, filter)?;
@@ -132,12 +134,12 @@ fn install_held(stopped: &Stopped, plan: &Installation, descriptors: &[OwnedFd])
     change_slots(stopped, plan)
 }
 
-/// Changes slots only from values that are entry addresses of functions, which must be what their stubs take them for. So each new
-/// value is equivalent to the old one, whatever the memory with the slot is by now.
+/// Changes slots to stubs, only from values that are entry addresses of functions that match their stubs' assumptions. So each
+/// new value is equivalent to the old one, whatever the memory with the slot is by now.
 fn change_slots(stopped: &Stopped, plan: &Installation) -> Result<usize, CollectError> {
     let thread = stopped.living_thread();
     let memory = writable::memory(thread).map_err(CollectError::refused(plan.pid, "change pointers of"))?;
-    // It may have executed another program, or unloaded the allocator.
+    // The process may have executed another program, or unloaded the allocator.
     if !has_stubs(&memory, plan) || !plan.functions.iter().all(|function| is_unchanged(thread, &memory, function)) {
         return Ok(0);
     }
@@ -162,8 +164,9 @@ pub(crate) fn file_of(pid: Pid, (start, end): (u64, u64)) -> Option<(u64, u64)> 
     Some((makedev(found.stx_dev_major, found.stx_dev_minor), found.stx_ino))
 }
 
-/// Switches all stubs of a process on or off: off, they continue at their functions' entries, where other probes are. The code of
-/// stubs never changes, because a thread may stand anywhere in it, also behind the signal handler that it executes now.
+/// Switches all stubs of a process on or off. Stubs that are off continue at their functions' entries, where other probes are.
+/// The code of stubs never changes, because a thread may stand anywhere in it, also behind the signal handler that it executes
+/// now.
 fn switch(memory: &File, plan: &Installation, on: bool) -> io::Result<()> {
     let field = |offset: usize| plan.control_address() + offset as u64;
     let mut countdowns = [0; WORD_BYTES];
@@ -177,8 +180,8 @@ fn switch(memory: &File, plan: &Installation, on: bool) -> io::Result<()> {
 }
 
 /// Restores all slots that still lead to stubs. Stubs stay mapped, because the process may have copied their addresses, but are
-/// switched off. Makes no system calls in the process, which would crash if this were killed meanwhile; so the filter stays mapped
-/// too.
+/// switched off. Makes no system calls in the process, which would crash if the keeper were killed meanwhile; so the filter stays
+/// mapped too.
 fn remove(pid: Pid, plan: &Installation) -> Result<(), CollectError> {
     on_own_thread(pid, || {
         let _urgent = RealTime::begin();
@@ -189,8 +192,8 @@ fn remove(pid: Pid, plan: &Installation) -> Result<(), CollectError> {
     })
 }
 
-/// Removes what another heapbpf has left, or what a process has copied. A child of `vfork` uses the memory of its parent, whose other
-/// threads run.
+/// Removes stubs that another heapbpf has left, or that a process has copied. Fails for a child of `vfork`, which uses the memory
+/// of its parent, whose other threads run.
 pub(super) fn remove_left(plan: &Installation) -> Result<(), CollectError> {
     let pid = plan.pid;
     let parent = stat::status(pid, Tid(pid.0)).map(|status| status.parent);
@@ -200,11 +203,11 @@ pub(super) fn remove_left(plan: &Installation) -> Result<(), CollectError> {
     remove(pid, plan)
 }
 
-/// In a process whose threads are all stopped.
+/// Restores slots in a process whose threads are all stopped.
 fn restore_held(stopped: &Stopped, plan: &Installation) -> Result<(), CollectError> {
     let refused = CollectError::refused(plan.pid, "change pointers of");
     let memory = writable::memory(stopped.living_thread()).map_err(refused)?;
-    // It may have executed another program.
+    // The process may have executed another program.
     if !has_stubs(&memory, plan) {
         return Ok(());
     }
@@ -216,7 +219,7 @@ fn restore_held(stopped: &Stopped, plan: &Installation) -> Result<(), CollectErr
 
 const STOP_WAIT: Duration = Duration::from_secs(1);
 
-/// Stops the first thread only.
+/// Finds the offset of `struct rseq` from the thread pointer. Stops only the first thread of the process.
 pub(super) fn rseq_offset(pid: Pid) -> io::Result<Option<i32>> {
     on_own_thread(pid, || Ok(rseq_offset_of_process(pid))).map_err(io::Error::other)?
 }
@@ -231,7 +234,7 @@ fn rseq_offset_of_process(pid: Pid) -> io::Result<Option<i32>> {
     offset
 }
 
-/// The reason why a process cannot be traced: its first thread has exited, or has another tracer.
+/// Reason why a process cannot be traced: its first thread has exited, or has another tracer.
 fn reason_of(pid: Pid) -> Option<io::Error> {
     if stat::first_thread_has_exited(pid) {
         return Some(io::Error::other(NO_FIRST_THREAD));
@@ -253,7 +256,8 @@ fn has_stubs(memory: &File, plan: &Installation) -> bool {
     memory.read_exact_at(&mut list, plan.list.address).is_ok() && list == plan.list.bytes
 }
 
-/// Writes through memory protection: slots are in pages that the dynamic linker has made read-only.
+/// Replaces a word that has the value `before`, also in protected memory: slots are in pages that the dynamic linker has made
+/// read-only.
 fn replace(memory: &File, address: u64, before: u64, after: u64) -> bool {
     let mut word = [0; WORD_BYTES];
     let is_before = memory.read_exact_at(&mut word, address).is_ok() && u64::from_ne_bytes(word) == before;
@@ -329,12 +333,13 @@ fn send(pid: Pid, end: u32, descriptors: [std::os::fd::BorrowedFd<'_>; 2]) -> io
     Ok(())
 }
 
-/// `struct msghdr` of 56 bytes, `struct iovec` of 16, a byte of data, and a control message with two descriptors.
+/// Receives two descriptors in the process. The scratch memory has `struct msghdr` of 56 bytes, `struct iovec` of 16, a byte of
+/// data, and a control message with the descriptors.
 fn receive(thread: &mut InjectedThread, memory: &File, scratch: u64, end: u32) -> io::Result<[u64; 2]> {
     const IOVEC: u64 = 56;
     const BYTE: u64 = 72;
     const CONTROL: u64 = 80;
-    /// Header of 16 bytes, two descriptors.
+    /// Size of a control message: a header of 16 bytes and two descriptors.
     const CONTROL_BYTES: u64 = 24;
     let words = [0, 0, scratch + IOVEC, 1, scratch + CONTROL, CONTROL_BYTES, 0, scratch + BYTE, 1];
     memory.write_all_at(words.map(u64::to_ne_bytes).as_flattened(), scratch)?;

@@ -15,7 +15,7 @@ use crate::memory::{Memory, WORD_BYTES};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
     pub start: TargetAddr,
-    /// Blocks of size 0 are stored with one byte, to keep them apart from their neighbors.
+    /// Size of the block. Blocks of size 0 are stored with one byte, to keep them apart from their neighbors.
     pub size_bytes: u64,
     pub origin: u32,
 }
@@ -26,14 +26,14 @@ impl Block {
     }
 }
 
-/// In the order of addresses.
+/// Number of a block in the order of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId(pub u32);
 
-/// Ids, and one more, fit into 32 bits.
+/// Maximum number of blocks: their ids, and one more, fit into 32 bits.
 const COUNT_MAX: usize = u32::MAX as usize - 1;
 
-/// Addresses to look up at a time: a power of two.
+/// Number of addresses to search for at a time: a power of two.
 pub(super) const GROUP: usize = 64;
 const HUGE: u32 = u32::MAX;
 
@@ -48,7 +48,7 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// Returns the number of blocks dropped because they overlap one that starts before them, or exceed 2³² − 2. Of
+    /// Sorts blocks. Returns the number of blocks dropped because they overlap one that starts before them, or exceed 2³² − 2. Of
     /// blocks with the same start the largest is kept.
     pub fn new(blocks: Vec<Block>) -> (Self, usize) {
         Self::of_at_most(blocks, COUNT_MAX)
@@ -105,14 +105,14 @@ impl Blocks {
         (0..number(self.records.len())).map(BlockId)
     }
 
-    /// The address after a block's end does not count.
+    /// Finds the block that contains an address. The address after a block's end does not count.
     pub fn find(&self, address: TargetAddr) -> Option<BlockId> {
         self.holding(address.0).map(BlockId)
     }
 
-    /// Finds blocks of `new T[0]` with a destructor, to which a program points one past their end: they consist of the
-    /// number of elements alone ("array cookie", <https://itanium-cxx-abi.github.io/cxx-abi/abi.html#array-cookies>).
-    /// LeakSanitizer does the same.
+    /// Finds blocks of `new T[0]` with a destructor, to which a program points one past their end: they consist of the number of
+    /// elements alone ("array cookie", <https://itanium-cxx-abi.github.io/cxx-abi/abi.html#array-cookies>). LeakSanitizer treats
+    /// them in the same way.
     pub fn find_empty_arrays(&mut self, memory: &dyn Memory) {
         let is_small = |(_, record): &(u32, &Record)| u64::from(record.size) == WORD_BYTES;
         let records = (0..).zip(&self.records).filter(is_small);
@@ -129,7 +129,7 @@ impl Blocks {
         self.empty_arrays.get(&address).copied()
     }
 
-    /// The first block that ends after an address, or the number of blocks.
+    /// Number of the first block that ends after an address, or the number of blocks.
     pub(super) fn first_behind(&self, address: u64) -> u32 {
         match self.place(address) {
             None => 0,
@@ -155,8 +155,8 @@ impl Blocks {
         self.index.place(&self.records, address)
     }
 
-    /// In no particular order; returns their count. Every step is done for all addresses: a branch on uncached data
-    /// would make the processor wait for each one separately.
+    /// Finds the blocks that contain these addresses, in no particular order; returns their count. Every step is done for all
+    /// addresses: a branch on uncached data would make the processor wait for each one separately.
     #[inline]
     pub(super) fn holding_of(&self, addresses: &[u64], numbers: &mut [u32; GROUP]) -> usize {
         let mut spots = [(0, Spot::default()); GROUP];
@@ -187,7 +187,7 @@ impl Blocks {
         count
     }
 
-    /// The block must not start after the address.
+    /// Whether an address is in a block, which must not start after the address.
     #[inline]
     fn is_in(&self, number: u32, address: u64) -> bool {
         let record = &self.records[number as usize];
@@ -211,14 +211,14 @@ impl Blocks {
 }
 
 const SPANS_MAX: usize = 256;
-/// Distance between blocks at which to split a span.
+/// Distance between blocks at which a span is split.
 const GAP_BYTES_MIN: u64 = 1 << 20;
-/// No allocator has two blocks in 16 bytes.
+/// Minimum width of a granule: no allocator has two blocks in 16 bytes.
 const SHIFT_MIN: u32 = 4;
-/// Granules per page: bits of a word.
+/// Number of granules per page: bits of a word.
 const PAGE_SHIFT: u32 = 6;
 
-/// 16 bytes; `size` is [`HUGE`] if stored elsewhere.
+/// A block in 16 bytes; `size` is [`HUGE`] if stored elsewhere.
 #[derive(Clone, Copy, Debug)]
 struct Record {
     start: u64,
@@ -230,16 +230,16 @@ struct Record {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     number: u32,
-    /// It is known to start at that address.
+    /// Whether the block is known to start at the address.
     is_start: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Spot {
     page: u32,
-    /// Number of granules of the page above it.
+    /// Number of granules of the page above the address's granule.
     above: u8,
-    /// It is the start of a granule.
+    /// Whether the address is the start of a granule.
     may_be_start: bool,
 }
 
@@ -249,7 +249,7 @@ struct Page {
     /// Granules in which a block starts.
     starts: u64,
     before: u32,
-    /// All blocks of the page start where their granules do, so the bits are exact.
+    /// Whether all blocks of the page start where their granules do, so that the bits are exact.
     is_plain: bool,
 }
 
@@ -273,7 +273,7 @@ struct Index {
 }
 
 impl Index {
-    /// `records` are sorted by distinct starts.
+    /// Creates the index. `records` are sorted by distinct starts.
     fn new(records: &[Record]) -> Self {
         let mut index = Self::default();
         for blocks in runs(records) {
@@ -311,7 +311,7 @@ impl Index {
         self.resolve(records, address, spot, self.page(spot))
     }
 
-    /// Uses only data that stays in the cache. `None` if all blocks start after the address.
+    /// Finds the granule of an address in data that stays in the cache. `None` if all blocks start after the address.
     #[inline]
     fn spot(&self, address: u64) -> Option<Spot> {
         let span = self.bases.partition_point(|&base| base <= address).checked_sub(1)?;
@@ -360,7 +360,7 @@ fn at(offset: u64) -> usize {
     usize::try_from(offset).unwrap_or(usize::MAX)
 }
 
-/// The width of granules at which there is at most one page for two blocks.
+/// Width of granules at which there is at most one page for two blocks.
 fn shift_for(extent: u64, count: usize) -> u32 {
     let pages_max = count as u64 / 2;
     let fits = |shift: &u32| extent >> shift >> PAGE_SHIFT <= pages_max.saturating_sub(1);
@@ -389,7 +389,7 @@ fn runs(records: &[Record]) -> Vec<Range<usize>> {
     begins.zip(ends.iter().copied()).map(|(begin, end)| begin..end).filter(|run| !run.is_empty()).collect()
 }
 
-/// `count` is at most `u32::MAX` − 1.
+/// Converts a count, which is at most `u32::MAX` − 1.
 #[inline]
 pub(super) fn number(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)

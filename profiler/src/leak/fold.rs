@@ -47,24 +47,24 @@ impl Add for BlockTotals {
 /// A block, or a cycle of blocks, that no other unreachable block references.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RootLeak {
-    /// Its blocks, as indices of [`Folded::members`]: at least one.
+    /// Blocks of the root leak, as indices of [`Folded::members`]: at least one.
     pub members: Range<usize>,
-    /// Its blocks and everything reachable from them.
+    /// Number of the leak's blocks and of all blocks reachable from them.
     pub reached: BlockTotals,
-    /// More may be reachable: counting was aborted because root leaks have too much in common.
+    /// Whether more blocks may be reachable: counting was aborted because root leaks have too much in common.
     pub is_lower_bound: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Folded {
     pub leaked: BlockTotals,
-    /// The first block of each root leak: the others of a cycle are referenced by leaked blocks.
+    /// The first block of each root leak: the other blocks of a cycle are referenced by leaked blocks.
     pub direct: BlockTotals,
-    /// By address of their first blocks. What is reachable from two of them counts in both.
+    /// Root leaks by the address of their first blocks. Blocks that are reachable from two of them count in both.
     pub roots: Vec<RootLeak>,
     /// Blocks of each root leak by ascending address.
     pub members: Vec<BlockId>,
-    /// By ascending address.
+    /// Unreachable blocks by ascending address.
     pub unreached: Vec<BlockId>,
 }
 
@@ -93,36 +93,36 @@ fn fold_graph(blocks: &Blocks, graph: Graph, steps_max: u64) -> Folded {
     Folded { leaked, direct, roots, members, unreached: graph.blocks }
 }
 
-/// Edges that visits follow, apart from the first pass.
+/// Maximum number of edges that visits follow, apart from the first pass.
 const STEPS_MAX: u64 = 20_000_000;
-/// Larger sets of components are not cached.
+/// Maximum number of components in a cached set.
 const KEY_LENGTH_MAX: usize = 16;
 const KNOWN_MAX: usize = 1 << 20;
 
-/// What is reachable from each component, each block counted once. Sums are propagated up from referenced components,
-/// which is exact if at most one of those is also reachable in another way: trees, chains, many owners of one shared
-/// structure. Otherwise everything below is visited. That may take quadratic time, so visits end after a number of
-/// steps, and the result is then marked as a lower bound.
+/// Blocks that are reachable from each component, each block counted once. Sums are propagated up from referenced components,
+/// which is exact if at most one of those is also reachable in another way: trees, chains, many owners of one shared structure.
+/// Otherwise everything below is visited. That may take quadratic time, so visits end after a number of steps, and the result is
+/// then marked as a lower bound.
 struct Reach<'a> {
     blocks: &'a Blocks,
     graph: &'a Graph,
     components: &'a Components,
-    /// Number of components that reference it, at most 255.
+    /// Number of components that reference each component, at most 255.
     referrers: Vec<u8>,
-    /// Including the component itself; a lower bound where not exact.
+    /// Sums that include the component itself; a lower bound where not exact.
     sums: Vec<BlockTotals>,
     is_exact: Vec<bool>,
-    /// There is at most one path to it, and from it to everything below.
+    /// Whether there is at most one path to the component, and from it to everything below.
     is_tree: Vec<bool>,
     stamps: Vec<u32>,
     stamp: u32,
-    /// By components in ascending order.
+    /// Known sums of sets of components, which are in ascending order.
     known: HashMap<Vec<u32>, BlockTotals>,
     steps_left: u64,
 }
 
 impl<'a> Reach<'a> {
-    /// Later visits follow at most `steps_max` edges.
+    /// Computes sums. Later visits follow at most `steps_max` edges.
     fn new(blocks: &'a Blocks, graph: &'a Graph, components: &'a Components, steps_max: u64) -> Self {
         let count = components.len();
         let mut reach = Self {
@@ -139,7 +139,7 @@ impl<'a> Reach<'a> {
             steps_left: steps_max,
         };
         (0..number(count)).for_each(|component| reach.count_referrers(component));
-        // Edges lead to lower numbers: what is below a component is summed up before it.
+        // Edges lead to lower numbers: components below a component are summed up before it.
         (0..number(count)).for_each(|component| reach.sum_up(component));
         reach.steps_left = steps_max;
         reach
@@ -149,7 +149,7 @@ impl<'a> Reach<'a> {
         self.referrers[component as usize] == 0
     }
 
-    /// Including the component itself; and whether more may be reachable.
+    /// Sum of the blocks reachable from a component, including its own; and whether more may be reachable.
     fn of(&mut self, component: u32) -> (BlockTotals, bool) {
         let at_least = self.sums[component as usize];
         if self.is_exact[component as usize] {

@@ -11,11 +11,11 @@ use super::words::Words;
 use crate::address::TargetAddr;
 use crate::linux::arch::untagged;
 
-/// Unreachable blocks, numbered in the order of addresses, with those that each references.
+/// Unreachable blocks, numbered in the order of addresses, with the blocks that each references.
 #[derive(Debug, Default)]
 pub(super) struct Graph {
     pub(super) blocks: Vec<BlockId>,
-    /// Start of each block's targets, and the end of the last one's.
+    /// Index of the start of each block's targets, and of the end of the last one's.
     firsts: Vec<usize>,
     /// Each block's targets in ascending order, each once, never itself.
     targets: Vec<u32>,
@@ -104,19 +104,19 @@ pub(super) struct Components {
     members: Vec<u32>,
 }
 
-/// No component yet, or not visited.
+/// Mark of a block that has no component yet, or was not visited.
 const NONE: u32 = u32::MAX;
 
 struct Step {
     block: u32,
-    /// The earliest visit reachable from it.
+    /// The earliest visit that is reachable from the block.
     low: u32,
     edge: usize,
 }
 
 struct Search<'a> {
     graph: &'a Graph,
-    /// Order in which blocks were visited.
+    /// Positions of blocks in the order in which they were visited.
     visits: Vec<u32>,
     of: Vec<u32>,
     /// Visited blocks without a component.
@@ -207,7 +207,7 @@ impl Search<'_> {
         }
     }
 
-    /// Makes a component of all blocks opened since this one.
+    /// Forms a component of all blocks opened since `first`.
     fn close(&mut self, first: u32) {
         while let Some(block) = self.open.pop() {
             self.of[block as usize] = self.component_count;

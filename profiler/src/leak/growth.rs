@@ -8,18 +8,19 @@ use crate::units::{Amounts, MonotonicNanos};
 
 pub(crate) const POINTS_MIN: usize = 8;
 
-/// Reports show fewer, after suppressions.
+/// Maximum number of candidates. Reports show fewer, after suppressions.
 pub(crate) const CANDIDATES_MAX: usize = 10_000;
 
-/// Half of what a steady leak has added since the recording began is older than half of the recording, a quarter if
-/// the leak accelerates. A smaller share means that short-lived blocks are allocated at a rising rate.
+/// Minimum share of old blocks in the growth. Half of the blocks that a steady leak has added since the recording began are older
+/// than half of the recording, a quarter if the leak accelerates. A smaller share means that short-lived blocks are allocated at
+/// a rising rate.
 const STAYS_SHARE: f64 = 0.25;
 
 impl Leaks {
-    /// `older` lists the amounts old enough to be shown by callsite: callsites without any are left out. Takes a pass
-    /// over the live blocks, unless the recording was too short.
+    /// Finds growing callsites. `older` lists the amounts old enough to be shown by callsite: callsites without any are left out.
+    /// Takes a pass over the live blocks, unless the recording was too short.
     pub fn of(timeline: &Timeline, ledger: &Ledger, now: MonotonicNanos, older: Option<&[Amounts]>) -> Self {
-        // Use evenly spaced points: dumps may be close together, and would outweigh the rest.
+        // Only evenly spaced points are used: dumps may be close together, and would outweigh the rest.
         let is_even: Vec<bool> = timeline.points().iter().map(|it| it.trigger.is_none() && it.time < now).collect();
         let even = timeline.points().iter().zip(&is_even).filter(|(_, is_even)| **is_even);
         let mut times: Vec<MonotonicNanos> = even.map(|(instant, _)| instant.time).collect();
@@ -55,7 +56,7 @@ fn half_of(times: &[MonotonicNanos]) -> usize {
     (0..times.len()).min_by_key(|&index| times[index].0.abs_diff(middle)).unwrap_or(0)
 }
 
-/// `None` if the callsite does not grow with certainty. `old`: live amounts allocated before the point at `half`;
+/// Judges a callsite; `None` if it does not grow with certainty. `old`: live amounts allocated before the point at `half`;
 /// `opening`: number of blocks at the first point.
 fn judge(
     callsite: usize,
@@ -80,7 +81,7 @@ fn judge(
     let late = slope(&points[half..], late_variance);
     let Slope { per_second, margin } = if late.at_least() < whole.at_least() { late } else { whole };
     let old_share = share(old.bytes.to_f64(), last.held.live_bytes);
-    // Share of the growth since the first point that was allocated before half time.
+    // The share is that of the growth since the first point that was allocated before half time.
     let grown = |bytes: f64| (bytes - first.held.live_bytes).max(0.0);
     let stays = share(grown(old.bytes.to_f64()), grown(last.held.live_bytes));
     let score = (per_second - margin) * (stays / STAYS_SHARE).min(1.0);

@@ -43,7 +43,7 @@ impl Marks {
         (0..number(self.count)).map(BlockId).filter(|&id| !self.is_reached(id))
     }
 
-    /// 64 blocks at a time; 0 after the last block.
+    /// Bits of unmarked blocks, 64 blocks at a time; 0 after the last block.
     pub(super) fn unreached_bits(&self) -> impl Iterator<Item = u64> {
         self.bits.iter().enumerate().map(|(at, bits)| {
             let blocks = self.count - at * 64;
@@ -52,7 +52,7 @@ impl Marks {
         })
     }
 
-    /// Returns whether the block was not marked before.
+    /// Marks a block. Returns whether it was not marked before.
     #[inline]
     fn set(&self, number: u32) -> bool {
         let (bits, bit) = (&self.bits[number as usize / 64], 1 << (number % 64));
@@ -102,18 +102,18 @@ fn root_parts(words: &Words<'_>, roots: &Roots) -> Vec<Range<u64>> {
 }
 
 const BATCH: usize = 64;
-/// A power of two.
+/// Number of candidates per batch: a power of two.
 const CANDIDATES: usize = 1024;
 const LINE_BYTES: usize = 64;
-/// The hardware prefetcher loads the rest of longer blocks.
+/// Maximum number of lines to touch: the hardware prefetcher loads the rest of longer blocks.
 const TOUCHED_LINES_MAX: usize = 8;
-/// Words to scan between two checks for space in the buffer.
+/// Number of words to scan between two checks for space in the buffer.
 const STRIDE_WORDS: usize = 128;
-/// Blocks from this size on are scanned in parts, by any thread.
+/// Size from which on blocks are scanned in parts, by any thread.
 const LARGE_BYTES_MIN: u64 = 1 << 20;
 
-/// A marking thread. Works in batches, each step for a whole batch, so that the processor waits for many cache lines at
-/// once: addresses and sizes of blocks, their first bytes, candidates, the blocks that contain them, their mark bits.
+/// A marking thread. It works in batches, each step for a whole batch, so that the processor waits for many cache lines at once:
+/// addresses and sizes of blocks, their first bytes, candidates, the blocks that contain them, their mark bits.
 struct Scanner<'a> {
     blocks: &'a Blocks,
     words: &'a Words<'a>,
@@ -229,7 +229,7 @@ impl<'a> Scanner<'a> {
             let mut count = self.candidate_count;
             for word in stride.as_chunks::<8>().0 {
                 let word = untagged(u64::from_le_bytes(*word));
-                // Branchless: the contents of memory are unpredictable.
+                // The code has no branch, because the contents of memory are unpredictable.
                 self.candidates[count % CANDIDATES] = word;
                 count += usize::from(word.wrapping_sub(self.lowest) < self.extent);
             }

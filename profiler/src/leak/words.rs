@@ -15,7 +15,7 @@ const COPY_BYTES_MAX: u64 = 1 << 16;
 
 pub(super) struct Words<'a> {
     memory: &'a dyn Memory,
-    /// By ascending address, without overlaps.
+    /// Windows by ascending address, without overlaps.
     windows: Vec<Window<'a>>,
 }
 
@@ -43,7 +43,7 @@ impl<'a> Words<'a> {
         Self { memory, windows }
     }
 
-    /// `None` if the words are not in one slice. `near` is the window found last, as a hint.
+    /// Words of a range as a slice; `None` if they are not in one slice. `near` is the window found last, as a hint.
     #[inline]
     pub(super) fn slice(&self, range: &Range<u64>, near: &mut usize) -> Option<&'a [u8]> {
         let (start, end) = aligned(range)?;
@@ -92,7 +92,7 @@ impl<'a> Words<'a> {
                 at += bytes.len() as u64;
                 continue;
             }
-            // A word outside all windows, or in two of them.
+            // The word is outside of all windows, or in two of them.
             let next = if window.is_some_and(|window| window.start <= at) { window_at + 1 } else { window_at };
             let until = self.windows.get(next).map_or(part.end, |next| next.start.next_multiple_of(WORD_BYTES));
             let length = until.clamp(at + WORD_BYTES, part.end).min(at + COPY_BYTES_MAX) - at;

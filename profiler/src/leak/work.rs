@@ -19,7 +19,7 @@ pub(super) enum Work {
     Part(Range<u64>),
 }
 
-/// Shared by threads; ends when all of them wait.
+/// Pool of work that threads share; it ends when all of them wait.
 pub(super) struct Pool {
     queues: Mutex<Queues>,
     added: Condvar,
@@ -52,13 +52,13 @@ impl Pool {
         self.added.notify_one();
     }
 
-    /// Of a block that is too large to scan at once.
+    /// Adds parts of a block that is too large to scan at once.
     pub(super) fn add_parts(&self, parts: Vec<Range<u64>>) {
         self.lock().parts.extend(parts);
         self.added.notify_all();
     }
 
-    /// Waits while another thread may still add work. `None` at the end.
+    /// Takes work. Waits while another thread may still add work. `None` at the end.
     pub(super) fn take(&self) -> Option<Work> {
         let mut queues = self.lock();
         loop {
@@ -81,7 +81,7 @@ impl Pool {
         }
     }
 
-    /// To be held while a thread works: if the thread panics, the others do not wait for it.
+    /// Guard to be held while a thread works: if the thread panics, the others do not wait for it.
     pub(super) fn panic_guard(&self) -> PanicGuard<'_> {
         PanicGuard(self)
     }
@@ -103,7 +103,7 @@ impl Drop for PanicGuard<'_> {
 }
 
 impl Queues {
-    /// Blocks first, to keep the lists short.
+    /// Takes work, blocks first, to keep the lists short.
     fn take(&mut self) -> Option<Work> {
         let blocks = self.blocks.pop().map(Work::Blocks);
         blocks.or_else(|| bite(&mut self.parts).map(Work::Part)).or_else(|| bite(&mut self.roots).map(Work::Roots))
@@ -121,9 +121,9 @@ fn bite(ranges: &mut Vec<Range<u64>>) -> Option<Range<u64>> {
     Some(bite)
 }
 
-/// Parts of the heap: bits of a word.
+/// Number of parts of the heap: bits of a word.
 const PARTS: usize = 64;
-/// Per part; the excess goes to the pool.
+/// Maximum number of blocks that are kept per part; the excess goes to the pool.
 const KEPT_MAX: usize = 4096;
 const SHARED_MIN: usize = 64;
 
@@ -147,7 +147,7 @@ impl Stacks {
         self.filled == 0
     }
 
-    /// Returns the excess blocks of its part.
+    /// Adds a block. Returns the excess blocks of its part.
     #[inline]
     pub(super) fn push(&mut self, block: u32) -> Option<Vec<u32>> {
         let part = (block >> self.shift) as usize % PARTS;
@@ -175,7 +175,7 @@ impl Stacks {
         count
     }
 
-    /// All of a part that is not being scanned, or the oldest of the one that is.
+    /// Takes all blocks of a part that is not being scanned, or the oldest blocks of the part that is.
     pub(super) fn give(&mut self) -> Option<Vec<u32>> {
         let largest = (0..PARTS).max_by_key(|&part| self.parts[part].len())?;
         let blocks = &mut self.parts[largest];

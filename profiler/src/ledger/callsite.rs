@@ -1,6 +1,6 @@
-//! A callsite (stack, heap, optionally a thread) with its totals and its state at the target's peak. Peak states are
-//! copied on write: peaks are numbered, and a callsite saves its state before its first change after the latest peak. A
-//! callsite that has not changed since the peak holds now what it held then.
+//! A callsite (stack, heap, optionally a thread) with its totals and its state at the target's peak. Peak states are copied on
+//! write: peaks are numbered, and a callsite saves its state before its first change after the latest peak. The present state of
+//! a callsite that has not changed since the peak is its state at the peak.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,23 +9,23 @@ use super::totals::Totals;
 use crate::ids::{HeapId, StackId, Tid};
 use crate::units::{Amounts, EstimatedCount, EstimatedMicros};
 
-/// Incremented whenever the target's live bytes exceed their previous maximum.
+/// Number of a peak. It is incremented whenever the target's live bytes exceed their previous maximum.
 pub(super) type PeakEpoch = u64;
 
 pub(super) const BEFORE_PEAKS: PeakEpoch = 0;
 
-/// For counters read from a file, so that adding to them cannot overflow.
+/// Maximum of counters that are read from a file, so that adding to them cannot overflow.
 pub(super) const COUNT_MAX: u64 = u64::MAX / 2;
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Callsite {
     pub(super) stack: StackId,
     pub(super) heap: HeapId,
-    /// `None` if threads are not distinguished or it is unknown.
+    /// Thread; `None` if threads are not distinguished or the thread is unknown.
     pub(super) thread: Option<Tid>,
-    /// The blocks were allocated by the parent, before the fork.
+    /// Whether the blocks were allocated by the parent, before the fork.
     pub(super) inherited: bool,
-    /// Includes the amounts at peak `saved`.
+    /// Totals of the callsite, including the amounts at peak `saved`.
     totals: Totals,
     saved: PeakEpoch,
     pub(super) sizes: Histogram,
@@ -39,13 +39,13 @@ impl Callsite {
         Self { stack, heap, thread, saved: BEFORE_PEAKS, ..Self::default() }
     }
 
-    /// The thread remains the parent's.
+    /// Callsite of a forked child, with the live blocks of this one. The thread remains the parent's.
     pub(super) fn inherit(&self) -> Self {
         let same = Self::new(self.stack, self.heap, self.thread);
         Self { inherited: true, totals: self.totals.inherit(), ..same }
     }
 
-    /// `peak` is the target's latest.
+    /// Returns the totals to be changed, and saves the state at the latest `peak` of the target before.
     pub(super) fn change(&mut self, peak: PeakEpoch) -> &mut Totals {
         if self.saved != peak {
             self.totals.at_peak = self.totals.live();
@@ -83,7 +83,7 @@ impl Callsite {
         histograms && self.totals.is_sound() && self.temporary_count < COUNT_MAX
     }
 
-    /// `counts_temporary`: whether all allocations of the heap were recorded.
+    /// Details of the callsite. `counts_temporary` is whether all allocations of the heap were recorded.
     pub(super) fn details(&self, ages: Option<&Ages>, counts_temporary: bool) -> Details {
         Details {
             sizes: self.sizes.clone(),

@@ -2,15 +2,15 @@
 
 use crate::units::Amounts;
 
-/// Standard deviations on either side of the mean that cover 95 % of a normal distribution.
+/// Number of standard deviations on either side of the mean that cover 95 % of a normal distribution.
 pub(crate) const Z_95: f64 = 1.959_963_984_540_054;
 
-/// Assumed size of small blocks of which none was sampled, for their number.
+/// Assumed size of small blocks none of which was sampled, for their number.
 const UNSEEN_BLOCK_BYTES: f64 = 64.0;
 
-/// Returns the bytes and blocks that one more sample represents at least, where `samples` were taken at this interval. The
-/// bytes are nearly the same for all small blocks. The blocks depend on their size, and the more samples there are, the
-/// less likely is a size that is not among them.
+/// Returns the bytes and blocks that one more sample represents at least, where `samples` were taken at this interval. The bytes
+/// are nearly the same for all small blocks. The blocks depend on their size, and the more samples there are, the less likely is
+/// a size that is not among them.
 #[expect(clippy::cast_precision_loss, reason = "a bound")]
 pub(crate) fn least_weights(interval_bytes: u64, samples: u64) -> [f64; 2] {
     if interval_bytes <= 1 {
@@ -37,7 +37,7 @@ impl Estimate {
         Self::new(count.to_f64(), variance.count.to_f64(), variance.cubes.count.cubic())
     }
 
-    /// `cube` is 0 in reports and recordings that lack it: it is then that of samples of equal weight.
+    /// Creates an estimate. `cube` is 0 in reports and recordings that lack it: it is then that of samples of equal weight.
     fn new(value: f64, variance: f64, cube: f64) -> Self {
         if variance <= 0.0 {
             return Self { value, ..Self::default() };
@@ -51,7 +51,7 @@ impl Estimate {
         self.interval(least_weight, Z_95)
     }
 
-    /// The interval of `z` standard deviations to either side.
+    /// The confidence interval of `z` standard deviations to either side.
     fn interval(self, least_weight: f64, z: f64) -> [f64; 2] {
         let low = self.quantile(-z).max(0.0).min(self.value);
         let high = self.and_sample(self.weight().max(least_weight)).quantile(z).max(self.value);

@@ -19,10 +19,10 @@ pub struct CurvePoint {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Curve {
-    /// Just before the first event.
+    /// Time just before the first event.
     origin: MonotonicNanos,
     period_ns: u64,
-    /// The state at the origin and after each period.
+    /// States at the origin and after each period.
     held: Vec<HeapUsage>,
     due: MonotonicNanos,
 }
@@ -34,7 +34,7 @@ impl Default for Curve {
 }
 
 impl Curve {
-    /// [`advance`](Self::advance) must be called before an event of this time is entered.
+    /// Whether points are due: [`advance`](Self::advance) must be called before an event of this time is entered.
     pub(crate) fn is_due(&self, time: MonotonicNanos) -> bool {
         time > self.due
     }
@@ -82,7 +82,7 @@ impl Curve {
         self.held.retain(|_| keeps());
     }
 
-    /// The last point is the current state `held`. Points within an idle period are left out.
+    /// All points up to `until`; the last one is the current state `held`. Points within an idle period are left out.
     pub(super) fn points(&self, until: MonotonicNanos, held: HeapUsage) -> Vec<CurvePoint> {
         let mut points: Vec<CurvePoint> = Vec::new();
         let past = (0..).zip(&self.held).map(|(index, &held)| CurvePoint { time: self.time_of(index), held });
@@ -109,7 +109,7 @@ impl Curve {
     }
 }
 
-/// True at the first call.
+/// Returns a function that returns true at its first call, and then alternates.
 pub(super) fn every_other() -> impl FnMut() -> bool {
     let mut keeps = false;
     move || {

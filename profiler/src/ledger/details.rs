@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::{EstimatedCount, EstimatedMicros, MonotonicNanos};
 
-/// Estimated counts by value: one bucket for 0, then 1, 2 to 3, 4 to 7, and so on; the last one covers 2^62 and above.
-/// Only non-empty buckets take memory: 16 bytes each, plus 32 for the histogram.
+/// Estimated counts by value: one bucket for 0, then 1, 2 to 3, 4 to 7, and so on; the last one covers 2^62 and above. Only
+/// non-empty buckets take memory: 16 bytes each, plus 32 for the histogram.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Histogram {
     /// One bit per non-empty bucket.
@@ -56,7 +56,8 @@ impl Histogram {
         self.present == 0
     }
 
-    /// Interpolates linearly within a bucket, which spans a factor of two. `highest` is the maximum; `None` if empty.
+    /// Median; `None` if the histogram is empty. Interpolates linearly within a bucket, which spans a factor of two. `highest` is
+    /// the maximum of the values.
     #[expect(clippy::cast_precision_loss, reason = "a bucket is wider than what is lost")]
     pub fn median(&self, highest: u64) -> Option<f64> {
         let half = self.counts.iter().copied().sum::<EstimatedCount>().to_f64() / 2.0;
@@ -90,7 +91,7 @@ impl Histogram {
         let bit = 1 << bucket;
         let place = (self.present & (bit - 1)).count_ones() as usize;
         if self.present & bit == 0 {
-            // Histograms have few buckets: do not over-allocate.
+            // Histograms have few buckets, so capacity is not over-allocated.
             self.counts.reserve_exact(1);
             self.counts.insert(place, EstimatedCount::ZERO);
             self.present |= bit;
@@ -105,9 +106,9 @@ impl Histogram {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ages {
-    /// Accurate to half a tick of the ledger, 8.4 ms. `None` if nothing is live.
+    /// Age of the oldest live block, accurate to half a tick of the ledger, 8.4 ms. `None` if nothing is live.
     pub oldest_ns: Option<u64>,
-    /// In microseconds.
+    /// Ages in microseconds.
     pub histogram: Histogram,
     pub total: EstimatedMicros,
 }
@@ -142,20 +143,20 @@ impl Ages {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Details {
-    /// Of allocated blocks and mappings, in bytes.
+    /// Sizes of allocated blocks and mappings, in bytes.
     pub sizes: Histogram,
-    /// Of freed blocks and mappings, in microseconds, without blocks whose free record was dropped.
+    /// Lifetimes of freed blocks and mappings, in microseconds, without blocks whose free record was dropped.
     pub lifetimes: Histogram,
     pub lifetime_total: EstimatedMicros,
     pub ages: Ages,
-    /// Blocks freed by the allocating thread before its next allocation on the same heap. Known only if all allocations
-    /// of the heap were recorded, and not for mapped memory. Each dropped record can hide or add one; if more than
-    /// 4,096 threads allocate, up to one for each can be missing.
+    /// Number of blocks freed by the allocating thread before its next allocation on the same heap. Known only if all allocations
+    /// of the heap were recorded, and not for mapped memory. Each dropped record can hide or add one; if more than 4,096 threads
+    /// allocate, up to one for each can be missing.
     pub temporary_count: Option<u64>,
 }
 
 impl Details {
-    /// The number of temporary blocks is known only if it is of both.
+    /// Adds the details of another callsite. The number of temporary blocks is known only if it is known for both.
     pub fn add(&mut self, other: &Self) {
         self.sizes.join(&other.sizes);
         self.lifetimes.join(&other.lifetimes);
@@ -171,7 +172,7 @@ impl Details {
         sum
     }
 
-    /// `base` is an earlier state of the same callsite. Ages are the current ones.
+    /// Details since `base`, which is an earlier state of the same callsite. Ages are the current ones.
     pub fn since(&self, base: &Self) -> Self {
         let both = self.temporary_count.zip(base.temporary_count);
         Self {

@@ -1,6 +1,5 @@
-//! Blocks from before the recording. Their stacks are unknown: a stack of two frames without code stands for all blocks
-//! of a size class. Its id and addresses, which no program has, follow from the size, so that a recording need not
-//! contain them.
+//! Blocks allocated before recording started. Their stacks are unknown: a stack of two frames without code stands for all blocks
+//! of a size class. Its id and addresses, which no program has, follow from the size, so that a recording need not contain them.
 
 use std::sync::Arc;
 
@@ -12,17 +11,17 @@ use crate::ingest::event::Stack;
 
 const ROOT: &str = "[allocated before recording]";
 
-/// The upper bits of both ids and addresses: not canonical, so no code is there, and chosen at random, as ids are hashes.
+/// Upper bits of both ids and addresses: not canonical, so no code is there, and chosen at random, as ids are hashes.
 const BASE: u64 = 0x8f1d_5a63_c49e_0000;
-/// Class of the outermost frame.
+/// Class of the outermost frame, which all size classes share.
 const ALL: u64 = 0xff;
 
-/// Size class `n` contains sizes of `n` bits.
+/// Size class of a size: class `n` contains sizes of `n` bits.
 fn class(size_bytes: u64) -> u64 {
     u64::from(u64::BITS - size_bytes.leading_zeros())
 }
 
-/// The class of an id or an address.
+/// Class of an id or an address.
 fn class_of(value: u64) -> Option<u64> {
     let class = value.wrapping_sub(BASE);
     (class <= u64::from(u64::BITS) || class == ALL).then_some(class)
@@ -41,12 +40,12 @@ pub(super) fn stack(id: StackId) -> Stack {
     Stack { frames: Arc::new([TargetAddr(id.0), TargetAddr(BASE + ALL)]), end: StackEnd::Complete }
 }
 
-/// Whether this is the stack of blocks from before the recording.
+/// Whether this is the stack of blocks allocated before recording started.
 pub(crate) fn is_stack(stack: &Stack) -> bool {
     matches!(*stack.frames, [of_class, all] if class_of(of_class.0).is_some() && all.0 == BASE + ALL)
 }
 
-/// Name of a frame of such a stack.
+/// Name of a frame of a stack of blocks allocated before recording started.
 pub(crate) fn name(frame: TargetAddr) -> String {
     let class = class_of(frame.0).unwrap_or(ALL);
     match u32::try_from(class) {

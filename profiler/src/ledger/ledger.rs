@@ -1,4 +1,4 @@
-//! The state of a ledger, and what events change in it.
+//! The state of a ledger, and its changes by events.
 
 use profiler_common::interval::Interval;
 use profiler_common::record::UNKNOWN_ADDRESS;
@@ -18,7 +18,7 @@ use crate::ids::{HeapId, LedgerId, Pid, StackId, Tid};
 use crate::ingest::event::{Allocation, Event, Free, Remap, Stack};
 use crate::units::{Amounts, Cubes, MonotonicNanos};
 
-/// The order of the fields is part of the recording format.
+/// State of a target. The order of the fields is part of the recording format.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Ledger {
     pub(super) pid: Pid,
@@ -26,22 +26,22 @@ pub struct Ledger {
     pub(super) ranges: Ranges,
     pub(super) callsites: Vec<Callsite>,
     pub(super) callsite_ids: FxHashMap<(StackId, HeapId, Option<Tid>), u32>,
-    /// `None` if callsites do not distinguish threads.
+    /// Threads that callsites distinguish; `None` if they do not distinguish threads.
     distinguished: Option<FxHashSet<Tid>>,
     pub(super) stacks: FxHashMap<StackId, Stack>,
     pub(super) totals: Totals,
     pub(super) heaps: FxHashMap<HeapId, Totals>,
     pub(super) frees_unknown: u64,
-    /// Always 0: fills a field of the recording format that is no longer used.
+    /// Always 0: the field fills a field of the recording format that is no longer used.
     reserved: u32,
-    /// `None` until a recorder has numbered the ledger.
+    /// Number of the ledger; `None` until a recorder has numbered it.
     #[serde(skip)]
     id: Option<LedgerId>,
     #[serde(skip)]
     limit: CallsiteLimit,
     #[serde(skip)]
     corrections: Vec<Correction>,
-    /// Not taken yet; `None` if nothing takes them.
+    /// Flows that were not taken yet; `None` if they are not recorded.
     #[serde(skip)]
     flows: Option<Vec<Flow>>,
     pub(super) peak: PeakEpoch,
@@ -49,12 +49,13 @@ pub struct Ledger {
     pub(super) curve: Curve,
     pub(super) peak_details: PeakDetails,
     pub(super) threads: Threads,
-    /// Temporary blocks are not known: not all allocations were recorded, or they are mapped memory.
+    /// Heaps whose temporary blocks are not known: not all allocations were recorded, or they are mapped memory.
     pub(super) sampled: FxHashSet<HeapId>,
     pub(super) ages_at_end: Option<AgesByCallsite>,
 }
 
-/// Other threads share callsites without a thread. The number of threads is up to the target.
+/// Maximum number of threads that are distinguished; others share callsites without a thread. The number of threads is up to the
+/// target.
 const THREADS_DISTINGUISHED_MAX: usize = 2048;
 
 impl Ledger {
@@ -76,7 +77,7 @@ impl Ledger {
         Self { distinguished, limit: self.limit.clone(), ..Self::new(pid) }
     }
 
-    /// What is live here is live in the child, as inherited. The child's first peak is its initial state.
+    /// Ledger of a forked child, in which live blocks are live as inherited. The child's first peak is its initial state.
     pub fn fork(&self, child: Pid) -> Self {
         let mut limit = self.limit.clone();
         limit.add(self.callsites.len());
@@ -94,7 +95,7 @@ impl Ledger {
         }
     }
 
-    /// For exec: keeps only frames. A stack at the same addresses has the same id; the kernel side sends frames once.
+    /// Ledger after an exec: keeps only frames. A stack at the same addresses has the same id; the kernel side sends frames once.
     pub fn succeed(&self) -> Self {
         Self { stacks: self.stacks.clone(), ..self.empty(self.pid) }
     }
@@ -126,7 +127,7 @@ impl Ledger {
         self.id
     }
 
-    /// Also starts recording corrections for [`take_corrections`](Self::take_corrections).
+    /// Sets the number of the ledger. Also starts recording corrections for [`take_corrections`](Self::take_corrections).
     pub fn record_as(&mut self, id: LedgerId) {
         self.id = Some(id);
     }
@@ -141,8 +142,8 @@ impl Ledger {
         std::mem::take(&mut self.corrections)
     }
 
-    /// For [`take_flows`](Self::take_flows): starts with all live blocks, ordered by callsite and size, and with the
-    /// remaining size of all mappings.
+    /// Starts recording flows for [`take_flows`](Self::take_flows). They begin with all live blocks, ordered by callsite and
+    /// size, and with the remaining size of all mappings.
     pub fn record_flows(&mut self) {
         let mut blocks: Vec<_> =
             self.live.iter().map(|(_, block)| (block.callsite, block.size_bytes, block.interval.code())).collect();
@@ -159,7 +160,7 @@ impl Ledger {
         self.flows.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// Events of one address must arrive in the order in which they happened.
+    /// Enters an event. Events of one address must arrive in the order in which they happened.
     pub fn enter(&mut self, event: Event) {
         match event {
             Event::Alloc(allocation) => self.allocate(&allocation),
@@ -192,11 +193,11 @@ impl Ledger {
         let weight = Amounts::of(allocation.size_bytes, allocation.interval);
         self.callsites[callsite as usize].sizes.add(allocation.size_bytes, weight.count);
         self.change(callsite, Movement::Passed(weight), allocation.time);
-        // Whether the block is temporary is not known.
+        // It is not known whether the block is temporary.
         self.sampled.insert(allocation.heap);
     }
 
-    /// The address must be free. `time` is that of a resulting peak.
+    /// Inserts a block. Its address must be free. `time` is that of a resulting peak.
     pub(super) fn insert(&mut self, block: &LiveAllocation, time: MonotonicNanos, thread: Option<Tid>) {
         let callsite = self.callsite(block.stack, block.heap, thread);
         let LiveAllocation { address, size_bytes, interval, time: born, .. } = *block;
@@ -212,22 +213,22 @@ impl Ledger {
         }
     }
 
-    /// Enters a live block from before the recording. The block must not be known.
+    /// Enters a live block allocated before recording started. The block must not be known.
     pub fn enter_earlier(&mut self, block: &LiveAllocation) {
         if !self.is_live(block.address) {
             self.insert_found(block);
         }
     }
 
-    /// Enters a block from before the recording that has been freed since. It counts as freed and as live at the start, but not as live
-    /// together with what is live now: those blocks may have been allocated after it was freed.
+    /// Enters a block allocated before recording started that has been freed since. It counts as freed and as live at the start,
+    /// but not as live together with present blocks, which may have been allocated after it was freed.
     pub fn enter_freed(&mut self, block: &LiveAllocation) {
         self.record(Correction::EnteredFreed(*block));
         let callsite = self.callsite(block.stack, block.heap, None);
         self.stacks.entry(block.stack).or_insert_with(|| inventory::stack(block.stack));
         self.callsites[callsite as usize].inherited = true;
         let weight = Amounts::of(block.size_bytes, block.interval);
-        // Neither is live, so their samples and variances do not count.
+        // The block is not live in either state, so its samples and variances do not count.
         let moved = Amounts { count: weight.count, bytes: weight.bytes, ..Amounts::default() };
         self.change(callsite, Movement::Out(moved), self.latest);
         self.change(callsite, Movement::Opening(moved), self.latest);
@@ -260,7 +261,7 @@ impl Ledger {
         Some((block, weight))
     }
 
-    /// Undoes the preceding free, which was part of a failed realloc.
+    /// Undoes the preceding free of a block, which was part of a failed realloc.
     fn restore(&mut self, allocation: &Allocation) {
         let block = LiveAllocation::from(allocation);
         if self.live.get(block.address).is_some_and(|known| self.is_same(known, &block)) {
@@ -271,12 +272,12 @@ impl Ledger {
         let freed = self.threads.restore(allocation.tid, block.heap, block.address);
         match freed.filter(|freed| self.is_same(freed.block, &block)) {
             Some(freed) => self.undo_free(block.address, freed),
-            // Its allocation was never entered, or its free is no longer remembered.
+            // The allocation of the block was never entered, or its free is no longer remembered.
             None => self.insert(&block, self.latest, Some(allocation.tid)),
         }
     }
 
-    /// Exactly as it was: its interval here may differ from the event's, and it may be inherited.
+    /// Restores a block exactly as it was: its interval here may differ from the event's, and it may be inherited.
     fn undo_free(&mut self, address: TargetAddr, freed: FreedBlock) {
         let FreedBlock { block, lifetime_us, temporary } = freed;
         let weight = Amounts::of(block.size_bytes, block.interval);
@@ -284,11 +285,12 @@ impl Ledger {
         let callsite = &mut self.callsites[block.callsite as usize];
         callsite.remove_lifetime(lifetime_us, weight.count);
         callsite.temporary_count -= u64::from(temporary);
-        // Not the allocation time, which is in the past.
+        // The time is not the allocation time, which is in the past.
         self.change(block.callsite, Movement::Back(weight), self.latest);
     }
 
-    /// Unmapping memory whose mapping was not recorded changes nothing, and moving it adds nothing: it may be a file's.
+    /// Enters a change of mappings. Unmapping memory whose mapping was not recorded changes nothing, and moving it adds nothing:
+    /// it may be a file's.
     fn remap(&mut self, remap: &Remap) {
         self.advance(remap.ended);
         let addresses = |start: TargetAddr, bytes: u64| start.0..start.0.saturating_add(bytes);
@@ -313,7 +315,7 @@ impl Ledger {
         self.remove_pieces(covered, remap.ended);
     }
 
-    /// A mapping is freed with its last piece.
+    /// Enters the removal of pieces of mappings. A mapping is freed with its last piece.
     fn remove_pieces(&mut self, pieces: impl IntoIterator<Item = Freed>, time: MonotonicNanos) {
         for piece in pieces {
             let weight = Amounts::exact(piece.bytes, u64::from(piece.is_last));
@@ -338,7 +340,7 @@ impl Ledger {
         if let Some(&known) = self.callsite_ids.get(&(stack, heap, thread)) {
             return known;
         }
-        // There are few callsites of earlier blocks.
+        // There are few callsites of blocks allocated before recording started.
         let has_room = inventory::is_inventory(stack) || self.limit.has_room(self.callsites.len());
         let (stack, thread) = if has_room { (stack, thread) } else { (limit::OTHERS, None) };
         *self.callsite_ids.entry((stack, heap, thread)).or_insert_with(|| {
@@ -387,7 +389,7 @@ impl Ledger {
         }
     }
 
-    /// See [`reconcile`](Self::reconcile).
+    /// Whether two blocks are the same: see [`reconcile`](Self::reconcile).
     pub(super) fn is_same(&self, known: LiveBlock, block: &LiveAllocation) -> bool {
         let callsite = &self.callsites[known.callsite as usize];
         (known.size_bytes, callsite.heap) == (block.size_bytes, block.heap)
@@ -396,7 +398,7 @@ impl Ledger {
             && self.live.is_same_time(known.time, block.time)
     }
 
-    /// Drops single blocks and keeps the totals: no event may follow. Later snapshots have the ages of `now`.
+    /// Closes the ledger: drops single blocks and keeps the totals. No event may follow. Later snapshots have the ages of `now`.
     pub fn close(&mut self, now: MonotonicNanos) {
         if self.ages_at_end.is_none() {
             self.ages_at_end = Some(self.ages(now.max(self.latest)));

@@ -1,5 +1,5 @@
-//! Limits of the number of callsites, which is up to the target. Beyond them, callsites that are new share one for each heap.
-//! Its stack is one frame without code, which no program has, so that a recording need not contain it.
+//! Limits of the number of callsites, which is up to the target. Beyond a limit, new callsites share one for each heap. Its stack
+//! is one frame without code, which no program has, so that a recording need not contain it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,10 +21,10 @@ const ID: u64 = 0x93d4_6b1e_2fa7_58c1;
 
 pub(super) const OTHERS: StackId = StackId(ID);
 
-/// All targets together may have as many callsites as this number of targets.
+/// All targets together may have as many callsites as this number of targets may have.
 const TARGETS: usize = 8;
 
-/// Stacks without a callsite that a ledger without room for callsites keeps.
+/// Maximum number of stacks without a callsite in a ledger that may have no more callsites.
 const STACKS_SPARE: usize = 4096;
 
 pub(super) fn stack() -> Stack {
@@ -42,7 +42,7 @@ pub struct CallsiteLimit {
     max: usize,
     /// Maximum number of callsites of all ledgers together.
     all_max: usize,
-    /// Callsites of this ledger that `all` contains.
+    /// Number of callsites of this ledger that `all` contains.
     own: usize,
     all: Arc<AtomicUsize>,
 }
@@ -89,7 +89,7 @@ impl Default for CallsiteLimit {
     }
 }
 
-/// The limit of another ledger, which has no callsites yet.
+/// A clone is the limit of another ledger, which has no callsites yet.
 impl Clone for CallsiteLimit {
     fn clone(&self) -> Self {
         Self { max: self.max, all_max: self.all_max, own: 0, all: Arc::clone(&self.all) }

@@ -20,7 +20,7 @@ pub struct LiveAllocation {
     pub interval: Interval,
     pub stack: StackId,
     pub heap: HeapId,
-    /// The ledger stores it to a tick of 16.8 ms, and returns the middle of the tick.
+    /// Time of the allocation. The ledger stores it to a tick of 16.8 ms, and returns the middle of the tick.
     pub time: MonotonicNanos,
 }
 
@@ -40,13 +40,13 @@ pub enum Correction {
     Inserted(LiveAllocation),
     /// The block counts as sampled at this interval (see [`Interval::code`]), or not at all: live blocks were thinned.
     Thinned(TargetAddr, Option<u32>),
-    /// The same of a block that was freed before the thinning was entered.
+    /// A block that was freed before the thinning was entered counts as sampled at this interval, or not at all.
     FreedThinned(FreedBlock, Option<u32>),
-    /// A block from before the recording had been freed when the inventory was entered.
+    /// A block allocated before recording started had been freed when the inventory was entered.
     EnteredFreed(LiveAllocation),
 }
 
-/// The weight follows from size and interval.
+/// A live block, whose weight follows from size and interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct LiveBlock {
     pub(super) size_bytes: u64,
@@ -56,22 +56,23 @@ pub(super) struct LiveBlock {
     pub(super) time: MonotonicNanos,
 }
 
-/// 24 bytes, where plain fields and their padding would take 40.
+/// A packed live block. It has 24 bytes, where plain fields and their padding would take 40.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Entry {
     address: [u32; 2],
     /// The size in the low bits, the interval's code above: see [`SIZE_BITS`].
     size_and_interval: [u32; 2],
-    /// With [`SEEN`] in the highest bit.
+    /// Index of the callsite, with [`SEEN`] in the highest bit.
     callsite: u32,
     /// Allocation time in ticks since that of the first block.
     born: u32,
 }
 
-/// Bits of a size, as on the kernel side.
+/// Number of bits of a size, as on the kernel side.
 const SIZE_BITS: u32 = 44;
 
-/// 2^24 ns (16.8 ms), so that 32 bits cover 2.3 years. Times before the first block or after the last tick are clamped.
+/// Binary logarithm of a tick: 2^24 ns (16.8 ms), so that 32 bits cover 2.3 years. Times before the first block or after the last
+/// tick are clamped.
 const TICK_BITS: u32 = 24;
 
 /// Marks an entry during a comparison with the kernel's live set.
@@ -141,7 +142,7 @@ impl<'de> Deserialize<'de> for LiveBlocks {
         for entry in entries {
             let entry = Entry { callsite: entry.callsite & !SEEN, ..entry };
             let address = whole(entry.address);
-            // A file may contain an address twice.
+            // A file may contain an address twice: the later entry counts.
             blocks.remove(TargetAddr(address));
             blocks.table.insert_unique(hash(address), entry, |entry| hash(whole(entry.address)));
         }
@@ -149,9 +150,10 @@ impl<'de> Deserialize<'de> for LiveBlocks {
     }
 }
 
-/// Blocks in the same kibibyte are stored next to each other, as the next event is often about a neighbour: with addresses
-/// distributed evenly, each event waits for two or three words of a table of tens of megabytes, which was two thirds of the agent's
-/// time. `hashbrown` compares the upper seven bits, and starts its search at the slot of the lower ones.
+/// Hash of an address. Blocks in the same kibibyte are stored next to each other, because the next event is often about a
+/// neighbour: with addresses distributed evenly, each event waits for two or three words of a table of tens of megabytes, which
+/// was two thirds of the agent's time. `hashbrown` compares the upper seven bits, and starts its search at the slot of the lower
+/// ones.
 fn hash(address: u64) -> u64 {
     const REGION_BITS: u32 = 10;
     const SLOT_BITS: u32 = 4;
@@ -163,7 +165,7 @@ fn hash(address: u64) -> u64 {
 }
 
 impl LiveBlocks {
-    /// No block may be live at its address.
+    /// Inserts a block. No block may be live at its address.
     pub(super) fn insert(&mut self, address: TargetAddr, block: LiveBlock) {
         self.first.get_or_insert(block.time);
         let entry = Entry::new(address, block, self.tick(block.time));
@@ -230,7 +232,7 @@ impl LiveBlocks {
     }
 }
 
-/// Of (thread, heap) entries. Thread exits are not observed, so all entries are dropped when the table is full.
+/// Maximum number of (thread, heap) entries. Thread exits are not observed, so all entries are dropped when the table is full.
 const THREADS_MAX: usize = 4096;
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -240,7 +242,7 @@ pub(super) struct Threads {
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Latest {
-    /// While it is live.
+    /// The latest allocated block while it is live.
     allocated: Option<TargetAddr>,
     freed: Option<(TargetAddr, FreedBlock)>,
 }

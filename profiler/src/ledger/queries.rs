@@ -16,7 +16,7 @@ use crate::ids::{HeapId, StackId};
 use crate::units::{Amounts, EstimatedBytes, EstimatedCount, MonotonicNanos};
 
 impl Ledger {
-    /// Without the amounts at the peak.
+    /// Totals of the target, without the amounts at the peak.
     pub fn totals(&self) -> &Totals {
         &self.totals
     }
@@ -25,7 +25,7 @@ impl Ledger {
         sorted_heaps(self.heaps.clone())
     }
 
-    /// By index, without the amounts at the peak.
+    /// Totals of the callsites by index, without the amounts at the peak.
     pub fn callsite_totals(&self) -> impl Iterator<Item = &Totals> {
         self.callsites.iter().map(Callsite::totals_now)
     }
@@ -57,7 +57,7 @@ impl Ledger {
             .map(move |(range, callsite)| (TargetAddr(range.start), range.end - range.start, heap(callsite)))
     }
 
-    /// Address, size, callsite and allocation time, in no particular order.
+    /// Address, size, callsite and allocation time of the live blocks, in no particular order.
     pub fn blocks(&self) -> impl Iterator<Item = (TargetAddr, u64, u32, MonotonicNanos)> {
         self.live.iter().map(|(address, block)| (address, block.size_bytes, block.callsite, block.time))
     }
@@ -68,12 +68,12 @@ impl Ledger {
         LiveAllocation { address, size_bytes, interval, stack, heap, time }
     }
 
-    /// Whether a callsite stands for blocks from before the recording.
+    /// Whether a callsite stands for blocks allocated before recording started.
     pub fn is_inventory(&self, callsite: usize) -> bool {
         self.callsites.get(callsite).is_some_and(|callsite| inventory::is_inventory(callsite.stack))
     }
 
-    /// Whether a block from before the recording is live at this address.
+    /// Whether a block allocated before recording started is live at this address.
     pub fn is_earlier(&self, address: TargetAddr) -> bool {
         self.live.get(address).is_some_and(|block| self.is_inventory(block.callsite as usize))
     }
@@ -91,7 +91,7 @@ impl Ledger {
         self.frees_unknown
     }
 
-    /// Ages are as of `now`. Takes one pass over all live blocks. Callsites are in order of first occurrence.
+    /// Takes a snapshot with ages as of `now`. Takes one pass over all live blocks. Callsites are in order of first occurrence.
     pub fn snapshot(&self, now: MonotonicNanos) -> TargetSnapshot {
         let ages = self.ages_at_end.is_none().then(|| self.ages(now));
         let ages = ages.as_ref().or(self.ages_at_end.as_ref());
@@ -100,7 +100,7 @@ impl Ledger {
         let mut callsites = Vec::new();
         for (index, callsite) in (0..).zip(&self.callsites) {
             let own = callsite.totals(self.peak);
-            // A forked child's parent had freed everything here.
+            // The parent of a forked child had freed everything of this callsite.
             if own.is_empty() {
                 continue;
             }
@@ -149,8 +149,8 @@ impl Ledger {
         older
     }
 
-    /// Evenly spaced since the first event, and at the peak, up to `until` (now, or when the ledger was closed).
-    /// Ascending, at most [`POINTS_MAX`](super::curve::POINTS_MAX) + 3, none within idle periods.
+    /// Points of the curve: evenly spaced since the first event, and at the peak, up to `until` (now, or when the ledger was
+    /// closed). Ascending, at most [`POINTS_MAX`](super::curve::POINTS_MAX) + 3, none within idle periods.
     pub fn curve_points(&self, until: MonotonicNanos) -> Vec<CurvePoint> {
         let mut points = self.curve.points(until, HeapUsage::of(&self.totals));
         let peak = self.totals.peak_time.map(|time| self.peak_details.at(time, self.totals.peak_bytes));
@@ -163,7 +163,7 @@ impl Ledger {
         points
     }
 
-    /// Number of blocks, as many as were sampled, of callsites whose frames have not arrived so far.
+    /// Number of sampled blocks of callsites whose frames have not arrived so far.
     pub fn blocks_without_frames(&self) -> u64 {
         let totals = self.without_frames().map(|callsite| callsite.totals(self.peak));
         totals.map(|totals| totals.alloc_samples.max(totals.live_samples)).fold(0, u64::saturating_add)
@@ -178,7 +178,7 @@ impl Ledger {
         self.callsites.iter().filter(|callsite| !self.stacks.contains_key(&callsite.stack))
     }
 
-    /// For a ledger read from a file: all callsite indices exist, and no counter is near an overflow.
+    /// Whether a ledger read from a file is sound: all callsite indices exist, and no counter is near an overflow.
     pub fn is_sound(&self) -> bool {
         let has_callsite = |callsite: u32| (callsite as usize) < self.callsites.len();
         self.live.callsites().all(has_callsite)
@@ -193,7 +193,7 @@ impl Ledger {
     }
 }
 
-/// Sizes repeat, and computing weights would dominate a pass over all blocks.
+/// Cache of weights. Sizes repeat, and computing weights would dominate a pass over all blocks.
 struct WeightCache(Vec<(u64, Interval, Amounts)>);
 
 impl WeightCache {

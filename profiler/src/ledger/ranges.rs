@@ -14,7 +14,7 @@ pub(super) type Addresses = Range<u64>;
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Piece {
     end: u64,
-    /// When the mapping call returned.
+    /// Time at which the mapping call returned.
     time: MonotonicNanos,
     callsite: u32,
     mapping: u64,
@@ -33,7 +33,7 @@ pub(super) struct Mapped {
     pub(super) bytes: u64,
     pub(super) callsite: u32,
     pub(super) time: MonotonicNanos,
-    /// The lowest piece of its mapping.
+    /// Whether the piece is the lowest one of its mapping.
     pub(super) is_first: bool,
 }
 
@@ -45,27 +45,28 @@ struct Displaced {
     mapping: u64,
 }
 
-/// Only late records need them.
+/// Maximum number of displaced pieces that are kept: only late records need them.
 const DISPLACED_MAX: usize = 64;
 
-/// By address, without overlaps.
+/// Mapped ranges by address, without overlaps.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Ranges {
     pieces: BTreeMap<u64, Piece>,
-    /// Remaining pieces, for mappings that have been split.
+    /// Number of remaining pieces, for mappings that have been split.
     splits: FxHashMap<u64, u64>,
-    /// The next mapping's id.
+    /// Id of the next mapping.
     mappings: u64,
     displaced: VecDeque<Displaced>,
 }
 
 impl Ranges {
-    /// Removes what was mapped by `until`.
+    /// Removes pieces of the range that were mapped by `until`.
     pub(super) fn unmap(&mut self, range: &Addresses, until: MonotonicNanos) -> Vec<Freed> {
         self.take(range, until).into_iter().map(|(_, freed)| freed).collect()
     }
 
-    /// Removes what was mapped before `time`: it was replaced, or its unmap record is late ([`Self::was_displaced`]).
+    /// Removes pieces that were mapped before `time`: they were replaced, or their unmap record is late
+    /// ([`Self::was_displaced`]).
     pub(super) fn displace(&mut self, range: &Addresses, time: MonotonicNanos) -> Vec<Freed> {
         let mut removed = Vec::new();
         for (displaced, freed) in self.take(range, time) {
@@ -78,8 +79,8 @@ impl Ranges {
         removed
     }
 
-    /// Whether a mapping made in this range by `until` was displaced recently. True once per mapping, the latest first:
-    /// the unmapping thread refers to that one.
+    /// Whether a mapping created in this range by `until` was displaced recently. True once per mapping, the latest first: the
+    /// unmapping thread refers to that one.
     pub(super) fn was_displaced(&mut self, range: &Addresses, until: MonotonicNanos) -> bool {
         let is_meant = |piece: &&Displaced| piece.time <= until && overlap(&piece.addresses, range);
         let Some(mapping) =
@@ -91,8 +92,8 @@ impl Ranges {
         true
     }
 
-    /// What is mapped in the range already was mapped later (see [`displace`](Self::displace)). Returns the occupied
-    /// parts, which count as unmapped.
+    /// Maps a range. Pieces in the range that are mapped already were mapped later (see [`displace`](Self::displace)). Returns
+    /// the parts that they occupy, which count as unmapped.
     pub(super) fn map(&mut self, range: &Addresses, time: MonotonicNanos, callsite: u32) -> Option<Freed> {
         let taken: Vec<Addresses> = self.overlapping(range).map(|(start, piece)| start..piece.end).collect();
         let mapping = self.mappings;
@@ -116,7 +117,7 @@ impl Ranges {
         self.pieces().filter(|piece| piece.is_first).map(|piece| (piece.callsite, piece.time))
     }
 
-    /// Callsite and remaining bytes, in the order in which they were mapped.
+    /// Callsite and remaining bytes of each mapping, in the order in which they were mapped.
     pub(super) fn whole(&self) -> impl Iterator<Item = (u32, u64)> {
         let mut bytes: BTreeMap<u64, (u32, u64)> = BTreeMap::new();
         for (start, piece) in &self.pieces {
@@ -135,7 +136,7 @@ impl Ranges {
         })
     }
 
-    /// With callsites, by ascending address.
+    /// Mapped ranges with callsites, by ascending address.
     pub(super) fn addresses(&self) -> impl Iterator<Item = (Addresses, u32)> {
         self.pieces.iter().map(|(&start, piece)| (start..piece.end, piece.callsite))
     }
@@ -177,7 +178,7 @@ impl Ranges {
         (Displaced { addresses: removed, time: piece.time, mapping: piece.mapping }, freed)
     }
 
-    /// Returns the mapping's new number of pieces.
+    /// Replaces a piece by its rests. Returns the mapping's new number of pieces.
     fn replace_piece(&mut self, mapping: u64, rests: u64) -> u64 {
         let left = self.splits.get(&mapping).copied().unwrap_or(1) - 1 + rests;
         if left > 1 {

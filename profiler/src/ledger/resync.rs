@@ -12,11 +12,11 @@ use crate::units::Amounts;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, AddAssign)]
 pub struct Reconciled {
-    /// Their allocation records were dropped. They count as allocated.
+    /// Number of blocks whose allocation records were dropped. They count as allocated.
     pub inserted: u64,
-    /// Their free records were dropped. They count as freed.
+    /// Number of blocks whose free records were dropped. They count as freed.
     pub removed: u64,
-    /// Another live block has their address. They count as freed, the others as allocated.
+    /// Number of blocks whose address another live block has. They count as freed, and the others as allocated.
     pub replaced: u64,
 }
 
@@ -62,7 +62,7 @@ impl Ledger {
                 }
             }
         }
-        // Removals come first, or both together would make a peak that never was.
+        // Removals come first: otherwise, both together would cause a peak that never was.
         let gone = self.live.sweep(is_touched);
         reconciled.removed = (gone.len() as u64).saturating_sub(reconciled.replaced);
         for (address, block) in gone {
@@ -97,21 +97,21 @@ impl Ledger {
         self.reweigh(block.address, known, to);
     }
 
-    /// Whether a block of the kernel's live set is this one. Its interval is that of its sampling.
+    /// Whether a block of the kernel's live set is `known`. The interval of `read` is that of its sampling.
     fn was_read(&self, known: LiveBlock, read: &LiveAllocation) -> bool {
         (known.size_bytes, self.callsites[known.callsite as usize].heap) == (read.size_bytes, read.heap)
             && self.is_of_stack(known.callsite, read.stack)
             && self.live.is_same_time(known.time, read.time)
     }
 
-    /// The block that this free will remove, for [`thin_freed`](Self::thin_freed).
+    /// Returns the block that this free will remove, for [`thin_freed`](Self::thin_freed).
     pub fn about_to_be_freed(&self, free: &Free) -> Option<FreedBlock> {
         let block = self.live.get(free.address)?;
         Some(FreedBlock { block, lifetime_us: lifetime_us(free, &block), temporary: false })
     }
 
-    /// As [`thin`](Self::thin), of a block that was freed after it had been read from the kernel's live set: what was allocated
-    /// and freed changes by the same weight. If another block was freed there, nothing happens.
+    /// Changes a weight like [`thin`](Self::thin), for a block that was freed after it had been read from the kernel's live set:
+    /// allocated and freed amounts change by the same weight. If another block was freed there, nothing happens.
     pub fn thin_freed(&mut self, block: &LiveAllocation, freed: &FreedBlock, to: Option<Interval>) {
         let known = freed.block;
         if to.is_some_and(|to| to.bytes() <= known.interval.bytes()) || !self.was_read(known, block) {
@@ -123,7 +123,7 @@ impl Ledger {
 
     fn reweigh_freed(&mut self, freed: &FreedBlock, to: Option<Interval>) {
         let FreedBlock { block: LiveBlock { size_bytes, interval, callsite: index, .. }, lifetime_us, .. } = *freed;
-        // A recording can have any number.
+        // A recording can have any number as an index.
         let Some(callsite) = self.callsites.get_mut(index as usize) else { return };
         let from = Amounts::of(size_bytes, interval);
         let to = to.map(|interval| Amounts::of(size_bytes, interval)).unwrap_or_default();

@@ -13,12 +13,12 @@ use crate::ids::{HeapId, Pid, Tid};
 pub(crate) use crate::ingest::event::Stack;
 use crate::units::{Amounts, EstimatedCount, MonotonicNanos};
 
-/// At one point in time, or over a window that ends there.
+/// State of a target at one point in time, or its changes over a window that ends there.
 #[derive(Clone, Debug)]
 pub struct TargetSnapshot {
     pub pid: Pid,
     pub totals: Totals,
-    /// By ascending id.
+    /// Totals of the heaps by ascending id.
     pub heaps: Vec<(HeapId, Totals)>,
     /// One entry per stack, heap and, if enabled, thread, by ascending index.
     pub callsites: Vec<CallsiteSnapshot>,
@@ -26,9 +26,9 @@ pub struct TargetSnapshot {
 
 #[derive(Clone, Debug)]
 pub struct CallsiteSnapshot {
-    /// In the ledger, stable until exec. Not the position in the list: snapshots omit callsites without activity.
+    /// Index in the ledger, stable until exec. It is not the position in the list: snapshots omit callsites without activity.
     pub index: u32,
-    /// `None` if the kernel side dropped the frames.
+    /// Stack; `None` if the kernel side dropped the frames.
     pub stack: Option<Stack>,
     pub heap: HeapId,
     pub thread: Option<Tid>,
@@ -45,7 +45,8 @@ pub struct SelectedBlock {
 }
 
 impl TargetSnapshot {
-    /// As if nothing else had been allocated and nothing freed. Each block counts as one, whatever its sampling weight.
+    /// Snapshot of these blocks, as if nothing else had been allocated and nothing freed. Each block counts as one, whatever its
+    /// sampling weight.
     pub fn of_blocks(&self, blocks: impl IntoIterator<Item = SelectedBlock>, now: MonotonicNanos) -> Self {
         let known = self.callsites.iter().enumerate().map(|(at, callsite)| (callsite.index, at));
         let known: FxHashMap<u32, usize> = known.collect();
@@ -124,8 +125,8 @@ impl TargetSnapshot {
         Self { callsites: kept.chain(others.into_values()).collect(), heaps: self.heaps.clone(), ..*self }
     }
 
-    /// Requires a snapshot of the whole recording: a window omits callsites. Amounts live at the peak count as
-    /// allocated and not freed, or, if inherited at a fork, as opening balance. Details are empty.
+    /// Snapshot of the state at the peak. Requires a snapshot of the whole recording: a window omits callsites. Amounts live at
+    /// the peak count as allocated and not freed, or, if inherited at a fork, as opening balance. Details are empty.
     pub fn at_peak(&self) -> Self {
         let mut totals = self.totals.only_peak();
         let mut heaps: Vec<_> = self.heaps.iter().map(|(heap, totals)| (*heap, totals.only_peak())).collect();
@@ -159,7 +160,7 @@ pub(super) fn sorted_heaps(heaps: FxHashMap<HeapId, Totals>) -> Vec<(HeapId, Tot
 }
 
 impl CallsiteSnapshot {
-    /// With an index above those of other callsites.
+    /// The callsite that stands for others of a heap, with an index above those of other callsites.
     fn of_others(heap: HeapId) -> Self {
         Self {
             index: u32::MAX - u32::from(u8::MAX) + u32::from(heap.0),

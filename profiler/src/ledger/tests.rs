@@ -1,4 +1,4 @@
-//! Ledgers against their events.
+//! Tests of ledgers against their events.
 
 mod accuracy;
 mod apart;
@@ -56,7 +56,7 @@ fn ledger(events: impl IntoIterator<Item = Event>) -> Ledger {
     ledger
 }
 
-/// Live bytes, live blocks, allocated bytes, freed bytes, peak bytes.
+/// Checks live bytes, live blocks, allocated bytes, freed bytes and peak bytes.
 fn check(events: impl IntoIterator<Item = Event>, expected: [u64; 5]) {
     let totals = *ledger(events).totals();
     let got = [
@@ -76,7 +76,7 @@ fn blocks_that_are_not_freed_are_live() {
 
 #[test]
 fn blocks_without_an_address_are_never_live() {
-    // They count as freed, and raise no peak.
+    // Such blocks count as freed, and do not raise the peak.
     check([alloc(0, 100, 7), alloc(1, 10, 7), alloc(0, 1000, 8), free(0)], [10, 1, 1110, 1100, 10]);
 }
 

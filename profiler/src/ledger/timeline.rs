@@ -1,8 +1,8 @@
 //! Usage of each callsite over the course of a recording, for reports (`symbolize/profile.rs`) and leak candidates.
 //!
-//! At most 64 periodic points: then every other one is dropped and the period doubles. At most 64 triggered points
-//! (dumps and marks): then every other one is dropped, and of the next every other one is kept; the latest one always
-//! is. The two kinds do not displace each other. Only changes are stored: 40 bytes each, 5 KiB per callsite at most.
+//! There are at most 64 periodic points: then every other one is dropped and the period doubles. There are at most 64 triggered
+//! points (dumps and marks): then every other one is dropped, and every other one of the next is kept; the latest one is always
+//! kept. The two kinds do not displace each other. Only changes are stored: 40 bytes each, 5 KiB per callsite at most.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,7 @@ const PERIOD_NS: u64 = 1_000_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimelinePoint {
     pub time: MonotonicNanos,
-    /// `None` for a periodic point.
+    /// Cause of the point; `None` for a periodic point.
     pub trigger: Option<SampleTrigger>,
 }
 
@@ -64,11 +64,11 @@ const _: () = assert!(size_of::<Change>() == 40 && 2 * POINTS_MAX <= u8::MAX as 
 pub struct Timeline {
     points: Vec<TimelinePoint>,
     period_ns: u64,
-    /// Including dropped ones.
+    /// Number of triggered points, including dropped ones.
     triggered: u64,
     /// One of this many triggered points is kept, besides the latest.
     stride: u64,
-    /// By the callsite's index in the ledger.
+    /// Changes of each callsite, by the callsite's index in the ledger.
     callsites: Vec<Vec<Change>>,
 }
 
@@ -79,7 +79,7 @@ impl Default for Timeline {
 }
 
 impl Timeline {
-    /// On a trigger, or if a periodic point [is due](Self::is_due).
+    /// Adds a point on a trigger, or if a periodic point [is due](Self::is_due).
     pub fn note(&mut self, point: TimelinePoint, ledger: &Ledger) {
         if point.trigger.is_some() || self.is_due(point.time) {
             self.add(point, ledger.callsite_totals().map(Sample::of));
@@ -107,7 +107,7 @@ impl Timeline {
         self.points.iter().filter(|point| point.trigger.is_some() == triggered).count()
     }
 
-    /// `samples` are in the order of callsite indices.
+    /// Adds a point. `samples` are in the order of callsite indices.
     fn add(&mut self, mut point: TimelinePoint, samples: impl Iterator<Item = Sample>) {
         match point.trigger {
             Some(_) => self.make_room_for_triggered(),
@@ -141,7 +141,7 @@ impl Timeline {
         self.retain(|point| point.trigger.is_some() || keeps());
     }
 
-    /// The previous point is kept only if it is on the stride.
+    /// Makes space for a triggered point. The previous point is kept only if it is on the stride.
     fn make_room_for_triggered(&mut self) {
         let number = self.triggered;
         self.triggered += 1;
@@ -196,7 +196,7 @@ impl Timeline {
         })
     }
 
-    /// Index of the point, and the state since, in ascending order.
+    /// Changes of a callsite: index of the point, and the state since, in ascending order.
     pub fn changes(&self, callsite: usize) -> impl Iterator<Item = (usize, HeapUsage)> {
         let changes = self.callsites.get(callsite).into_iter().flatten();
         changes.map(|change| (usize::from(change.point), change.held))

@@ -1,4 +1,4 @@
-//! Counters of a target, a heap or a callsite, and what changes them.
+//! Counters of a target, a heap or a callsite, and their changes.
 
 use derive_more::Add;
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,7 @@ pub enum Movement {
     In(Amounts),
     /// A block was allocated that is not followed: it is never live.
     Passed(Amounts),
-    /// A block turned out to be live since before the recording.
+    /// A block turned out to be live since before recording started.
     Opening(Amounts),
     /// A block was freed, or memory unmapped; a part of a mapping counts as no block unless it is the last.
     Out(Amounts),
@@ -20,7 +20,7 @@ pub enum Movement {
     Back(Amounts),
     /// The weight of a live block changed; the new one is 0 if the block is no longer sampled.
     Reweighed { from: Amounts, to: Amounts },
-    /// The same of a block that has been freed.
+    /// The weight of a block that has been freed changed.
     FreedReweighed { from: Amounts, to: Amounts },
 }
 
@@ -40,7 +40,7 @@ pub struct Totals {
     pub opening_bytes: EstimatedBytes,
     pub alloc_count: EstimatedCount,
     pub alloc_bytes: EstimatedBytes,
-    /// Freed blocks, of those live at the start or allocated since.
+    /// Number of freed blocks among those that were live at the start or allocated since.
     pub free_count: EstimatedCount,
     pub free_bytes: EstimatedBytes,
     pub alloc_samples: u64,
@@ -50,9 +50,9 @@ pub struct Totals {
     /// Maximum of live bytes since the recording began, also in a window.
     pub peak_bytes: EstimatedBytes,
     pub peak_count: EstimatedCount,
-    /// `None` if nothing was ever live.
+    /// Time of the peak; `None` if nothing was ever live.
     pub peak_time: Option<MonotonicNanos>,
-    /// Amounts live here when the live bytes of the *target* peaked. Set in snapshots only.
+    /// Amounts of this callsite or heap that were live when the live bytes of the *target* peaked. Set in snapshots only.
     pub at_peak: Amounts,
 }
 
@@ -70,9 +70,9 @@ impl Totals {
         }
     }
 
-    /// The difference to `base`, an earlier state of the same ledger: what was live then is the opening balance;
-    /// variances of allocations are differences too, since each block adds its own. Peaks remain those of the whole
-    /// recording: the peak within a window does not follow from its ends.
+    /// The difference to `base`, an earlier state of the same ledger: amounts that were live then are the opening balance;
+    /// variances of allocations are differences too, since each block adds its own. Peaks remain those of the whole recording:
+    /// the peak within a window does not follow from its ends.
     pub fn since(&self, base: &Self) -> Self {
         let mut window = *self;
         // If `base` predates the process it is empty, and the inherited blocks are the opening balance.
@@ -93,7 +93,8 @@ impl Totals {
         bytes == [EstimatedBytes::ZERO; 3] && counts == [EstimatedCount::ZERO; 3]
     }
 
-    /// What was live at the peak counts as allocated and not freed, or, if `inherited`, as the opening balance.
+    /// Totals of the state at the peak: live amounts count as allocated and not freed, or, if `inherited`, as the opening
+    /// balance.
     pub(super) fn of_peak(&self, inherited: bool) -> Self {
         let Amounts { count, bytes, samples, variance } = self.at_peak;
         let live = Self { live_samples: samples, live_variance: variance, ..self.only_peak() };
@@ -148,7 +149,7 @@ impl Totals {
         2.0 * shift * estimate / (Z_95 * Z_95)
     }
 
-    /// No counter is near an overflow; estimates are checked when they are read.
+    /// Whether no counter is near an overflow; estimates are checked when they are read.
     pub fn is_sound(&self) -> bool {
         self.alloc_samples.max(self.live_samples).max(self.at_peak.samples) < u64::MAX / 2
     }
@@ -161,7 +162,7 @@ impl Totals {
         [&mut self.alloc_variance, &mut self.live_variance, &mut self.at_peak.variance].map(|it| &mut it.cubes)
     }
 
-    /// The result has no peak: the two peaked at different times.
+    /// Adds other totals. The result has no peak: the two peaked at different times.
     pub fn add(&mut self, other: &Self) {
         self.opening_count += other.opening_count;
         self.opening_bytes += other.opening_bytes;
@@ -192,7 +193,7 @@ impl Totals {
         self.raise_peak(time);
     }
 
-    /// The block is not followed: what is not known to be live is not counted as live.
+    /// Counts a block that is not followed: a block that is not known to be live is not counted as live.
     pub fn pass(&mut self, block: Amounts) {
         self.alloc_count += block.count;
         self.alloc_bytes += block.bytes;
@@ -202,7 +203,7 @@ impl Totals {
         self.free_bytes += block.bytes;
     }
 
-    /// The block has been live since the start.
+    /// Counts a block that has been live since the start.
     pub fn open(&mut self, block: Amounts, time: MonotonicNanos) {
         self.opening_count += block.count;
         self.opening_bytes += block.bytes;
@@ -226,7 +227,7 @@ impl Totals {
         self.live_variance -= block.variance;
     }
 
-    /// At `time` it turned out that the block is still live.
+    /// Counts a block as still live, which turned out at `time`.
     pub fn restore(&mut self, block: Amounts, time: MonotonicNanos) {
         self.free_count -= block.count;
         self.free_bytes -= block.bytes;
@@ -235,7 +236,7 @@ impl Totals {
         self.raise_peak(time);
     }
 
-    /// `inherited` selects which sum contains the block.
+    /// Changes the weight of a block. `inherited` selects which sum contains the block.
     pub fn reweigh(&mut self, from: Amounts, to: Amounts, inherited: bool) {
         self.reweigh_origin(from, to, inherited);
         self.live_samples = (self.live_samples + to.samples).saturating_sub(from.samples);
@@ -243,7 +244,7 @@ impl Totals {
         self.live_variance -= from.variance;
     }
 
-    /// As [`reweigh`](Self::reweigh), of a block that has been freed.
+    /// Changes the weight of a block that has been freed, like [`reweigh`](Self::reweigh).
     pub fn reweigh_freed(&mut self, from: Amounts, to: Amounts, inherited: bool) {
         self.reweigh_origin(from, to, inherited);
         self.free_count += to.count - from.count;
@@ -269,13 +270,13 @@ impl Totals {
 pub struct HeapUsage {
     pub live_bytes: f64,
     pub live_count: f64,
-    /// Allocated since the recording began.
+    /// Bytes that were allocated since the recording began.
     pub alloc_bytes: f64,
     pub alloc_count: f64,
 }
 
 impl HeapUsage {
-    /// Expects the totals of a whole recording.
+    /// Usage at the end of `totals`, which must be those of a whole recording.
     pub fn of(totals: &Totals) -> Self {
         Self {
             live_bytes: totals.live_bytes().to_f64(),
@@ -285,7 +286,7 @@ impl HeapUsage {
         }
     }
 
-    /// What a forked child inherited.
+    /// Usage at the start of a forked child: the blocks that it has inherited.
     pub fn at_first(totals: &Totals) -> Self {
         Self { live_bytes: totals.opening_bytes.to_f64(), live_count: totals.opening_count.to_f64(), ..Self::default() }
     }

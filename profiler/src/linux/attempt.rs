@@ -10,8 +10,8 @@ use aya_obj::generated::{bpf_cmd, bpf_insn, bpf_map_type, bpf_prog_type};
 
 use super::bpf::{attributes, command, owned};
 
-/// The first three have arguments that the kernel refuses before it checks permissions: another answer than the expected one
-/// is not of Linux, but of a seccomp filter or of an emulated kernel.
+/// An attempted system call. The first three have arguments that the kernel refuses before it checks permissions: another answer
+/// than the expected one is not of Linux, but of a seccomp filter or of an emulated kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::EnumString, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub(crate) enum Attempt {
@@ -50,7 +50,7 @@ impl Attempt {
         }
     }
 
-    /// Linux's answer; `None` if it succeeds where it is permitted.
+    /// Error that Linux returns; `None` if the call succeeds where it is permitted.
     pub(crate) fn expected(self) -> Option<i32> {
         match self {
             Self::ReachBpf => Some(libc::E2BIG),
@@ -99,12 +99,12 @@ impl Attempt {
     }
 }
 
-/// `BPF_FUNC_probe_read_kernel` in include/uapi/linux/bpf.h.
+/// Number of the helper `BPF_FUNC_probe_read_kernel` in include/uapi/linux/bpf.h.
 const PROBE_READ_KERNEL: i32 = 113;
 
 const NOWHERE: libc::c_ulong = 0;
 
-/// The default RLIMIT_MEMLOCK is 64 KiB before Linux 5.16, and 8 MiB since.
+/// Size of a map that exceeds the default RLIMIT_MEMLOCK, which is 64 KiB before Linux 5.16, and 8 MiB since.
 const MAP_BYTES: u32 = 16 << 20;
 
 /// Type of the programs, and of the map.
@@ -116,12 +116,12 @@ pub(super) fn instruction(code: u8, to: u8, imm: i32) -> bpf_insn {
     bpf_insn { code, _bitfield_align_1: [], _bitfield_1: bpf_insn::new_bitfield_1(to, 0), off: 0, imm }
 }
 
-/// `r0 = 0; exit`
+/// Instructions that end a program: `r0 = 0; exit`.
 pub(super) fn end() -> [bpf_insn; 2] {
     [instruction(0xb7, 0, 0), instruction(0x95, 0, 0)]
 }
 
-/// Closes a descriptor that the call returns.
+/// Checks a call, and closes a descriptor that it returns.
 fn checked(result: libc::c_long) -> io::Result<()> {
     match result {
         -1 => Err(io::Error::last_os_error()),
@@ -141,7 +141,7 @@ pub(super) fn load(kind: bpf_prog_type, instructions: &[bpf_insn]) -> io::Result
     unsafe { command(bpf_cmd::BPF_PROG_LOAD, &mut attr).and_then(|result| owned(result)) }
 }
 
-/// Creates a map with these sizes of key and value, in bytes, and of the map.
+/// Creates a map. The sizes are those of a key and a value, in bytes, and of the map.
 pub(super) fn create_map(
     kind: bpf_map_type,
     [key_size, value_size, max_entries]: [u32; 3],
@@ -161,12 +161,12 @@ pub(super) fn create_map(
 pub(crate) struct Errno(pub(crate) i32);
 
 impl Errno {
-    /// Of an error of a system call; others have no number.
+    /// Text of a system call's error; other errors have no number.
     pub(crate) fn text(error: &io::Error) -> String {
         error.raw_os_error().map_or_else(|| error.to_string(), |number| Self(number).to_string())
     }
 
-    /// `None` for numbers that no system call of heapbpf is known to return.
+    /// Name of the error; `None` for numbers that no system call of heapbpf is known to return.
     pub(crate) fn name(self) -> Option<&'static str> {
         NAMES.iter().find(|(number, _)| *number == self.0).map(|(_, name)| *name)
     }

@@ -1,4 +1,4 @@
-//! The `bpf` system call for what aya 0.14 lacks.
+//! The `bpf` system call for features that aya 0.14 lacks.
 
 #![expect(unsafe_code, reason = "aya 0.14 has no uprobe_multi and no uprobe session")]
 
@@ -17,7 +17,7 @@ use rustix::thread::{MembarrierCommand, membarrier};
 use crate::ids::Pid;
 use crate::shown;
 
-/// How a program will be attached. The kernel checks it again when a link is created.
+/// Kind of attachment of a program. The kernel checks it again when a link is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum AttachType {
@@ -42,7 +42,7 @@ impl AttachType {
 
 #[derive(Clone, Copy, Debug)]
 pub struct ProgramLoad<'a> {
-    /// The kernel keeps the first 15 bytes.
+    /// Name of the program, of which the kernel keeps the first 15 bytes.
     pub name: &'a str,
     pub instructions: &'a [bpf_insn],
     pub license: &'a CStr,
@@ -77,6 +77,8 @@ pub(super) fn attributes() -> bpf_attr {
     unsafe { std::mem::zeroed() }
 }
 
+/// Calls `bpf` with a command.
+///
 /// # Safety
 /// `attr` must be that of the command, and what it points to must be as the command requires.
 pub(super) unsafe fn command(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<libc::c_long> {
@@ -88,13 +90,17 @@ pub(super) unsafe fn command(command: bpf_cmd, attr: &mut bpf_attr) -> io::Resul
     }
 }
 
+/// Calls `bpf` with a command that returns a new descriptor.
+///
 /// # Safety
-/// As of [`command`].
+/// The requirements of [`command`] apply.
 unsafe fn open(new: bpf_cmd, attr: &mut bpf_attr) -> io::Result<OwnedFd> {
     // SAFETY: the caller guarantees both.
     unsafe { command(new, attr).and_then(|result| owned(result)) }
 }
 
+/// Takes ownership of a new descriptor.
+///
 /// # Safety
 /// The result must be that of a system call that returns a new descriptor.
 pub(super) unsafe fn owned(result: libc::c_long) -> io::Result<OwnedFd> {
@@ -113,7 +119,7 @@ pub(super) fn count(length: usize) -> io::Result<u32> {
     u32::try_from(length).map_err(|_| io::Error::from_raw_os_error(libc::E2BIG))
 }
 
-/// Borrows: a descriptor that is passed by value would be closed before the kernel sees its number.
+/// Number of a descriptor. Borrows it: a descriptor that is passed by value would be closed before the kernel sees its number.
 pub(super) fn number(fd: &impl AsFd) -> u32 {
     fd.as_fd().as_raw_fd().unsigned_abs()
 }
@@ -136,7 +142,7 @@ pub fn load_program(program: ProgramLoad<'_>) -> Result<OwnedFd, ProgramRefused>
     loop {
         match try_load(program, LOG_STEPS, &mut log) {
             Ok(fd) => return Ok(fd),
-            // The log is too small. Before Linux 6.4, what is cut off is its end, with the reason.
+            // The log is too small. Before Linux 6.4, its end is cut off, which has the reason.
             Err(full) if full.raw_os_error() == Some(libc::ENOSPC) && log.len() < LOG_BYTES_MAX => {
                 log.resize(log.len() * 4, 0);
             }
@@ -146,11 +152,11 @@ pub fn load_program(program: ProgramLoad<'_>) -> Result<OwnedFd, ProgramRefused>
     }
 }
 
-/// `BPF_LOG_LEVEL1`, and `BPF_LOG_STATS` (Linux 5.2).
+/// Log levels `BPF_LOG_LEVEL1`, and `BPF_LOG_STATS` (Linux 5.2).
 const LOG_STEPS: u32 = 1;
 const LOG_STATISTICS: u32 = 4;
 
-/// What the verifier logs about its work. For kernels that do not report [`verified_instructions`].
+/// Text that the verifier logs about its work, for kernels that do not report [`verified_instructions`].
 pub(crate) fn verifier_statistics(program: ProgramLoad<'_>) -> io::Result<String> {
     let mut log = vec![0; 4096];
     try_load(program, LOG_STATISTICS, &mut log).map(|_| text_of(&log))
@@ -160,7 +166,7 @@ fn text_of(log: &[u8]) -> String {
     shown::text(log.split(|&byte| byte == 0).next().unwrap_or_default()).into_owned()
 }
 
-/// A pending signal ends a verification with `EAGAIN`.
+/// Whether a pending signal has ended a verification (`EAGAIN`).
 pub(crate) fn is_interrupted(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock
 }
@@ -206,13 +212,14 @@ pub struct MultiLink<'a> {
     pub path: &'a Path,
     pub offsets: &'a [u64],
     pub cookies: &'a [u64],
-    /// `None` for all processes.
+    /// Process in which to probe; `None` for all processes.
     pub pid: Option<Pid>,
-    /// At returns instead of entries; not for sessions, which see both.
+    /// Whether to probe returns instead of entries; not for sessions, which see both.
     pub at_return: bool,
 }
 
-/// Closing the descriptor detaches. Errors: `EBADF` for anything but a regular file, `EINVAL` without the attach type.
+/// Links a program to many functions. Closing the descriptor detaches. Errors: `EBADF` for anything but a regular file, `EINVAL`
+/// without the attach type.
 pub fn link_multi(program: impl AsFd, attach_type: AttachType, link: MultiLink<'_>) -> io::Result<OwnedFd> {
     if link.offsets.len() != link.cookies.len() {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -278,8 +285,9 @@ pub(crate) fn load_with_stack(attach_type: AttachType) -> Result<OwnedFd, Progra
     })
 }
 
-/// Kernels without these links load programs for them. A link to anything but a regular file fails with `EBADF` if the
-/// type is supported, with `EINVAL` if not, and with other errors if the answer is unknown.
+/// Whether the kernel supports links of this type. Kernels without these links load programs for them, so a link is tried: a link
+/// to anything but a regular file fails with `EBADF` if the type is supported, with `EINVAL` if not, and with other errors if the
+/// answer is unknown.
 pub(crate) fn supports(attach_type: AttachType) -> io::Result<bool> {
     let program = match load_nothing(attach_type) {
         Ok(program) => program,
@@ -297,7 +305,7 @@ pub(crate) fn supports(attach_type: AttachType) -> io::Result<bool> {
     }
 }
 
-/// Of registers number 0, without offset and immediate value.
+/// An instruction on registers number 0, without offset and immediate value.
 pub(super) fn instruction(code: u8) -> bpf_insn {
     bpf_insn { code, _bitfield_align_1: [], _bitfield_1: bpf_insn::new_bitfield_1(0, 0), off: 0, imm: 0 }
 }
@@ -307,6 +315,8 @@ fn no_information() -> bpf_prog_info {
     unsafe { std::mem::zeroed() }
 }
 
+/// Reads the information about a program.
+///
 /// # Safety
 /// `info` must be 0 except for pairs of an address and a length, each of memory that the kernel may write to.
 unsafe fn program_info(program: impl AsFd, info: &mut bpf_prog_info) -> io::Result<()> {
@@ -355,12 +365,12 @@ fn for_each(next: bpf_cmd, by_id: bpf_cmd, mut visit: impl FnMut(u32, OwnedFd) -
         // SAFETY: the kernel has written an integer there.
         let id = unsafe { attr.__bindgen_anon_6.next_id };
         attr = attributes();
-        // The numbers of all kinds, and the one to start from, are at the same place.
+        // In the commands of all kinds, the number of an object and the number to start from are at the same place.
         attr.__bindgen_anon_6.__bindgen_anon_1.start_id = id;
         // SAFETY: `attr` contains no pointers.
         match unsafe { open(by_id, &mut attr) } {
             Ok(object) => visit(id, object)?,
-            // Closed meanwhile.
+            // The object was closed meanwhile.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
             Err(error) => return Err(error),
         }
@@ -385,7 +395,7 @@ pub(crate) fn recursion_misses(program: impl AsFd) -> io::Result<u64> {
     Ok(info.recursion_misses)
 }
 
-/// Machine code with that of subprograms; empty when the kernel interprets them. `None` when the kernel hides it:
+/// Machine code of a program with that of subprograms; empty when the kernel interprets them. `None` when the kernel hides it:
 /// requires CAP_SYSLOG, and `kernel.kptr_restrict` below 2 (`bpf_dump_raw_ok` in `kernel/bpf/syscall.c`).
 pub(crate) fn machine_code(program: impl AsFd) -> io::Result<Option<Vec<u8>>> {
     let mut info = no_information();
@@ -418,7 +428,7 @@ pub(crate) fn uprobe_links(own: &[u32]) -> io::Result<Vec<Option<UprobeLink>>> {
     Ok(links)
 }
 
-/// `None` for other links; `Some(None)` as of [`uprobe_links`].
+/// Uprobes of a link; `None` for other links, and `Some(None)` where the kernel does not describe the link, see [`uprobe_links`].
 fn uprobes_of(link: &OwnedFd, own: &[u32]) -> io::Result<Option<Option<UprobeLink>>> {
     const MULTI: u32 = bpf_link_type::BPF_LINK_TYPE_UPROBE_MULTI as u32;
     const PERF: u32 = bpf_link_type::BPF_LINK_TYPE_PERF_EVENT as u32;
@@ -471,8 +481,10 @@ fn no_link_information() -> bpf_link_info {
     unsafe { std::mem::zeroed() }
 }
 
+/// Reads the information about a link.
+///
 /// # Safety
-/// As of [`program_info`].
+/// The requirements of [`program_info`] apply.
 unsafe fn link_info(link: &OwnedFd, info: &mut bpf_link_info) -> io::Result<()> {
     let mut attr = attributes();
     attr.info.bpf_fd = number(link);

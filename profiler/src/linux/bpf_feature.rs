@@ -39,7 +39,7 @@ pub(crate) fn has_run_time_allocation() -> io::Result<bool> {
 fn accepts(kind: bpf_prog_type, program: &[bpf_insn]) -> io::Result<bool> {
     match load(kind, program) {
         Ok(_) => Ok(true),
-        // The verifier's answers. Without permission to load any program, the error is EPERM.
+        // These errors are answers of the verifier. Without permission to load any program, the error is EPERM.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EACCES)) => Ok(false),
         Err(error) => Err(error),
     }
@@ -53,7 +53,7 @@ pub(crate) fn run_at(event: OwnedFd, program: impl AsFd, cookie: Option<u64>) ->
     }
 }
 
-/// Without a link (Linux 4.17). Closing the event ends that.
+/// Runs a program at each hit of an event, without a link (Linux 4.17). Closing the event ends that.
 fn set_program(event: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     // PERF_EVENT_IOC_SET_BPF: _IOW('$', 8, __u32)
     const SET_BPF: libc::c_ulong = 0x4004_2408;

@@ -1,4 +1,4 @@
-//! Batch operations on maps: a system call per element would take seconds for large tables.
+//! Batch operations on maps: one system call per element would take seconds for large tables.
 
 #![expect(unsafe_code, reason = "aya 0.14 has no batch operations")]
 
@@ -15,7 +15,7 @@ use memmap2::{MmapOptions, MmapRaw};
 
 use crate::linux::bpf::{attributes, command, number, owned};
 
-/// Elements per system call: bounds the key buffer, and the time of one call.
+/// Maximum number of elements per system call: bounds the key buffer, and the time of one call.
 pub(crate) const BATCH: usize = 65_536;
 
 /// Creates an array map of one word of 4 bytes, which is 0.
@@ -29,7 +29,7 @@ pub(crate) fn create_word() -> io::Result<OwnedFd> {
     unsafe { command(bpf_cmd::BPF_MAP_CREATE, &mut attr).and_then(|result| owned(result)) }
 }
 
-/// Writes the word of such a map.
+/// Writes the word of a map that [`create_word`] created.
 pub(crate) fn write_word(map: impl AsFd, word: u32) -> io::Result<()> {
     let index = 0_u32;
     let mut attr = attributes();
@@ -45,7 +45,7 @@ struct Incomplete {
     error: io::Error,
 }
 
-/// Runs a command on elements of a map; empty `values` stand for none.
+/// Runs a command on elements of a map; empty `values` stand for no values.
 fn batch<K: Pod, V: Pod>(what: bpf_cmd, map: &impl AsFd, keys: &[K], values: &[V]) -> Result<(), Incomplete> {
     let unusable = |errno| Incomplete { done: 0, error: io::Error::from_raw_os_error(errno) };
     if !values.is_empty() && values.len() != keys.len() {
@@ -97,7 +97,8 @@ impl<V: Pod + Debug + Eq + Hash + Send + Sync> ArrayValue for V {
     }
 }
 
-/// Errors: `E2BIG` when an index is beyond the map, `ENOTSUPP` (524) before Linux 5.6.
+/// Writes elements of an array map, from index `first` on. Errors: `E2BIG` when an index is beyond the map, `ENOTSUPP` (524)
+/// before Linux 5.6.
 pub(crate) fn write_array<V: Pod>(map: impl AsFd, first: u32, values: &[V]) -> io::Result<()> {
     let mut next = first;
     for chunk in values.chunks(BATCH) {
@@ -123,7 +124,7 @@ pub(crate) fn read_array<V: Pod>(map: impl AsFd, index: u32) -> io::Result<V> {
     Ok(unsafe { value.assume_init() })
 }
 
-/// Replaces existing elements, and returns how many fit: the first so many. Errors: `ENOTSUPP` (524) before Linux 5.6.
+/// Replaces existing elements of a hash map. Returns how many fit: the first so many. Errors: `ENOTSUPP` (524) before Linux 5.6.
 pub(crate) fn write_hash<K: Pod, V: Pod>(map: impl AsFd, keys: &[K], values: &[V]) -> io::Result<usize> {
     if keys.len() != values.len() {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -141,7 +142,8 @@ pub(crate) fn write_hash<K: Pod, V: Pod>(map: impl AsFd, keys: &[K], values: &[V
     Ok(written)
 }
 
-/// Passes those that existed to `removed`, in parts. Errors: `ENOTSUPP` (524) before Linux 5.6; some may be removed.
+/// Removes elements of a hash map. Passes the keys that existed to `removed`, in parts. Errors: `ENOTSUPP` (524) before Linux
+/// 5.6; some may be removed.
 pub(crate) fn remove_hash<K: Pod>(map: impl AsFd, keys: &[K], mut removed: impl FnMut(&[K])) -> io::Result<()> {
     for mut chunk in keys.chunks(BATCH) {
         while !chunk.is_empty() {
@@ -162,11 +164,11 @@ pub(crate) fn remove_hash<K: Pod>(map: impl AsFd, keys: &[K], mut removed: impl 
     Ok(())
 }
 
-/// Elements read at a time: buckets are read as a whole, and few have more than a handful.
+/// Number of elements that are read at a time: buckets are read as a whole, and few have more than a handful.
 const READ_BATCH: usize = 8192;
 
-/// Passes all elements to `found`, in parts. Concurrently added or removed ones may be missing; all others are passed
-/// exactly once. Errors: `ENOTSUPP` (524) before Linux 5.6.
+/// Passes all elements of a hash map to `found`, in parts. Elements that are added or removed concurrently may be missing; all
+/// others are passed exactly once. Errors: `ENOTSUPP` (524) before Linux 5.6.
 pub(crate) fn read_hash<K: Pod, V: Pod>(map: impl AsFd, mut found: impl FnMut(&[K], &[V])) -> io::Result<()> {
     let (mut keys, mut values) = (Vec::<K>::with_capacity(READ_BATCH), Vec::<V>::with_capacity(READ_BATCH));
     // Where the kernel continues: a bucket number, in a buffer with room for a key, as its documentation requires.
@@ -221,18 +223,18 @@ impl RingPositions {
         Ok(Self(MmapOptions::new().len(2 * rustix::param::page_size()).map_raw_read_only(ring.as_fd().as_raw_fd())?))
     }
 
-    /// Bytes that were written, including headers, and not read.
+    /// Number of bytes that were written, including headers, and not read.
     pub(crate) fn unread_bytes(&self) -> u64 {
         let read = self.read_bytes();
         self.written_bytes().saturating_sub(read)
     }
 
-    /// Bytes that were read since the start.
+    /// Number of bytes that were read since the start.
     pub(crate) fn read_bytes(&self) -> u64 {
         self.position(0)
     }
 
-    /// Bytes that were written since the start.
+    /// Number of bytes that were written since the start.
     pub(crate) fn written_bytes(&self) -> u64 {
         self.position(1)
     }
@@ -251,8 +253,8 @@ fn shared(map: impl AsFd, offset: usize, length: usize) -> io::Result<MmapRaw> {
     MmapOptions::new().offset(offset as u64).len(length).map_raw(map.as_fd().as_raw_fd())
 }
 
-/// For array maps with `BPF_F_MMAPABLE` (Linux 5.5). Concurrent readers may see a part. Errors, with nothing written:
-/// `EINVAL` without the flag or beyond the map's last page, `ENOTSUPP` (524) where it is no array.
+/// Writes elements of an array map with `BPF_F_MMAPABLE` (Linux 5.5) through its memory. Concurrent readers may see a part.
+/// Errors, with nothing written: `EINVAL` without the flag or beyond the map's last page, `ENOTSUPP` (524) where it is no array.
 pub(crate) fn write_mapped<V: Pod>(map: impl AsFd, first: u32, values: &[V]) -> io::Result<()> {
     // The kernel rounds elements up to 8 bytes; values of another size would not be adjacent.
     const { assert!(size_of::<V>().is_multiple_of(8) && align_of::<V>() <= 8) };
@@ -281,14 +283,14 @@ pub(crate) struct SharedWords {
 }
 
 impl SharedWords {
-    /// Maps the first `count` words of an array map with `BPF_F_MMAPABLE` (Linux 5.5). Errors: as of [`write_mapped`].
+    /// Maps the first `count` words of an array map with `BPF_F_MMAPABLE` (Linux 5.5). Errors are those of [`write_mapped`].
     pub(crate) fn new(map: impl AsFd, count: u32) -> io::Result<Self> {
         let count = count as usize;
         let length = count.checked_mul(size_of::<u64>()).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
         Ok(Self { mapped: shared(map, 0, length)?, count })
     }
 
-    /// The sum of all words' upper bits, from `shift` on. May or may not include concurrent changes.
+    /// Sum of all words' upper bits, from `shift` on. May or may not include concurrent changes.
     pub(crate) fn sum_above(&self, shift: u32) -> u64 {
         // SAFETY: `count` words are mapped, as long as this lives, and other writers write atomically, as in `add`.
         let words = unsafe { std::slice::from_raw_parts(self.mapped.as_mut_ptr().cast::<AtomicU64>(), self.count) };

@@ -10,13 +10,14 @@ use crate::units::MonotonicNanos;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Instant {
-    /// `CLOCK_MONOTONIC`, as `bpf_ktime_get_ns` counts.
+    /// Time of `CLOCK_MONOTONIC`, as `bpf_ktime_get_ns` counts.
     pub monotonic: MonotonicNanos,
     /// Nanoseconds since the Unix epoch.
     pub unix_ns: u64,
 }
 
-/// Reads the wall clock once, so that setting it during a recording changes no duration and no order.
+/// Present time of both clocks. Reads the wall clock once, so that setting it during a recording changes no duration and no
+/// order.
 pub(crate) fn now() -> Instant {
     static FIRST: OnceLock<Instant> = OnceLock::new();
     let first = FIRST.get_or_init(both_clocks);
@@ -29,8 +30,8 @@ fn monotonic() -> MonotonicNanos {
     MonotonicNanos(nanos(clock_gettime(ClockId::Monotonic)))
 }
 
-/// Reads both clocks several times, and takes the reading that took least: a thread that loses its processor between the two reads them
-/// far apart.
+/// Reads both clocks several times, and takes the reading that took least time: a thread that loses its processor between the two
+/// reads them far apart.
 fn both_clocks() -> Instant {
     const READINGS: usize = 8;
     let read = |_| {
@@ -44,7 +45,7 @@ fn both_clocks() -> Instant {
     readings.min_by_key(|(took_ns, _)| *took_ns).map(|(_, instant)| instant).expect("there are readings")
 }
 
-/// Time since boot, suspension included, in nanoseconds, as process start times are counted.
+/// Time since boot, including suspension, in nanoseconds, as process start times are counted.
 pub(crate) fn boot_ns() -> u64 {
     nanos(clock_gettime(ClockId::Boottime))
 }

@@ -41,7 +41,7 @@ const IGNORED: [libc::c_int; 9] = [
 
 static RUNNING: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 
-/// Dropping it closes the channel, and waits until the companion has completed its current work and exited.
+/// A running companion. Dropping it closes the channel, and waits until the companion has completed its current work and exited.
 #[derive(Debug)]
 pub(crate) struct Companion {
     child: Child,
@@ -54,12 +54,12 @@ impl Companion {
     pub(crate) fn start(command: &str) -> io::Result<Self> {
         let (channel, theirs) = Channel::pair()?;
         let mut program = Command::new(PROGRAM);
-        // Not `heapbpf`, so that `kill -USR1 $(pidof heapbpf)` does not reach it.
+        // The name is not `heapbpf`, so that `kill -USR1 $(pidof heapbpf)` does not reach the companion.
         program.arg0(format!("heapbpf-{command}")).arg(command);
         program.stdin(Stdio::from(OwnedFd::from(theirs.0))).stdout(Stdio::null());
         let before_exec = || {
             rustix::process::setsid()?;
-            // One that is suspended goes on when the agent exits: it may hold processes.
+            // A suspended companion goes on when the agent exits: it may hold processes.
             rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::CONT))?;
             for signal in IGNORED {
                 // SAFETY: ignoring a signal runs no code.
@@ -79,7 +79,7 @@ impl Companion {
         Pid(self.child.id())
     }
 
-    /// `None` after [`hang_up`](Self::hang_up).
+    /// Channel to the companion; `None` after [`hang_up`](Self::hang_up).
     pub(crate) fn channel(&self) -> Option<&Channel> {
         self.channel.as_ref()
     }
@@ -92,12 +92,12 @@ impl Companion {
         self.child.try_wait().ok().flatten()
     }
 
-    /// Kills it without waiting: it can be in a system call that a signal does not end.
+    /// Kills the companion without waiting: it can be in a system call that a signal does not end.
     pub(crate) fn abandon(mut self) {
         self.channel = None;
         let _ = self.child.kill();
         let reaper = thread::Builder::new().name("reaper".to_owned());
-        // Without a thread, dropping it waits.
+        // If no thread can be started, dropping the companion waits.
         let _ = reaper.spawn(move || drop(self));
     }
 }
@@ -111,7 +111,7 @@ impl Drop for Companion {
     }
 }
 
-/// Those that run.
+/// Process ids of the companions that are running.
 pub(crate) fn all() -> Vec<Pid> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
@@ -137,7 +137,7 @@ pub(crate) struct Channel(UnixStream);
 #[derive(Debug, Default)]
 pub(crate) struct Message {
     pub(crate) bytes: Vec<u8>,
-    /// Received with `FD_CLOEXEC`.
+    /// Descriptors of the message, received with `FD_CLOEXEC`.
     pub(crate) descriptors: Vec<OwnedFd>,
 }
 
@@ -154,13 +154,15 @@ impl Channel {
         Ok(Self(stream))
     }
 
-    /// Errors: `EPIPE` or `ECONNRESET` when the peer has exited, `InvalidInput` for too many descriptors or bytes.
+    /// Sends a message. Errors: `EPIPE` or `ECONNRESET` when the peer has exited, `InvalidInput` for too many descriptors or
+    /// bytes.
     pub(crate) fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let wait = || retry_on_intr(|| poll(&mut [PollFd::new(&self.0, PollFlags::OUT)], None));
         self.send_while(bytes, descriptors, || Ok(wait().map(drop)?))
     }
 
-    /// Calls `wait` when the peer has not received enough to send more. It waits until the channel is writable, or fails.
+    /// Sends a message. Calls `wait` when the peer has not received enough to send more: `wait` waits until the channel is
+    /// writable, or fails.
     pub(crate) fn send_while(
         &self,
         bytes: &[u8],
@@ -178,7 +180,8 @@ impl Channel {
         }
         let mut sent = 0;
         while sent < HEADER_BYTES + bytes.len() {
-            // Header and data in one call: a process that is killed in between would leave a part, for the rest of which its peer waits.
+            // Header and data are sent in one call: a process that is killed in between would leave a part, for the rest of which
+            // its peer waits.
             let rest = [&header[sent.min(HEADER_BYTES)..], &bytes[sent.saturating_sub(HEADER_BYTES)..]];
             match sendmsg(&self.0, &rest.map(IoSlice::new), &mut ancillary, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
                 // The descriptors arrive with the first byte.
@@ -191,7 +194,8 @@ impl Channel {
         Ok(())
     }
 
-    /// `None` when the peer has closed its end. Errors: `UnexpectedEof` in a message, `InvalidData` above `bytes_max`.
+    /// Receives a message; `None` when the peer has closed its end. Errors: `UnexpectedEof` in a message, `InvalidData` above
+    /// `bytes_max`.
     pub(crate) fn receive(&self, bytes_max: usize) -> io::Result<Option<Message>> {
         self.receive_while(bytes_max, || Ok(()))
     }
@@ -204,7 +208,7 @@ impl Channel {
         self.receive_value_while(bytes_max, || Ok(()))
     }
 
-    /// As [`receive_while`](Self::receive_while).
+    /// Receives a value like [`receive_while`](Self::receive_while).
     pub(crate) fn receive_value_while<T: DeserializeOwned>(
         &self,
         bytes_max: usize,
@@ -215,7 +219,7 @@ impl Channel {
         Ok(Some((value, message.descriptors)))
     }
 
-    /// Calls `wait` before each part of a message. It waits until the channel is [readable](Self::readable) or fails,
+    /// Receives a message. Calls `wait` before each part: `wait` waits until the channel is [readable](Self::readable) or fails,
     /// so that a time limit covers the whole message, however slowly it is sent.
     pub(crate) fn receive_while(
         &self,
@@ -265,7 +269,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Waits until there is data, or the end of the connection. False after the time limit.
+    /// Waits until there is data, or the end of the connection. Returns false after the time limit.
     pub(crate) fn readable(&self, limit: Duration) -> io::Result<bool> {
         let mut polled = [PollFd::new(&self.0, PollFlags::IN)];
         let limit = Timespec::try_from(limit).map_err(|_| io::ErrorKind::InvalidInput)?;
@@ -277,7 +281,7 @@ impl Channel {
     }
 }
 
-/// What precedes a message.
+/// Header of a message with this number of bytes and descriptors.
 pub(crate) fn header(bytes: usize, descriptors: usize) -> io::Result<[u8; HEADER_BYTES]> {
     let mut header = [0; HEADER_BYTES];
     for (field, number) in header.chunks_exact_mut(4).zip([bytes, descriptors]) {
@@ -286,7 +290,7 @@ pub(crate) fn header(bytes: usize, descriptors: usize) -> io::Result<[u8; HEADER
     Ok(header)
 }
 
-/// The bytes of a message.
+/// Encodes a value as the bytes of a message.
 pub(crate) fn encode(value: &impl Serialize) -> io::Result<Vec<u8>> {
     postcard::to_stdvec(value).map_err(io::Error::other)
 }

@@ -30,7 +30,7 @@ pub(crate) struct Limits {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Root {
-    /// An empty directory in a private mount namespace, with `/fd`.
+    /// The root is an empty directory in a private mount namespace, with `/fd`.
     Private,
     Descriptors,
     Shared,
@@ -110,7 +110,7 @@ fn root() -> Root {
     }
 }
 
-/// Creates a mount namespace; without the privilege, in a user namespace, where any user has it.
+/// Creates a mount namespace; without the privilege to do so, in a user namespace, where any user has it.
 fn own_namespace() -> io::Result<()> {
     // SAFETY: the process has one thread, and keeps no descriptor open that leads out of the namespace.
     if unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }.is_ok() {
@@ -183,7 +183,7 @@ fn drop_capabilities() -> io::Result<()> {
     Ok(())
 }
 
-/// None of them acts on another process, on the network or on a file's contents.
+/// System calls that are allowed. None of them acts on another process, on the network or on a file's contents.
 const ALLOWED: &[i64] = &[
     // Messages.
     libc::SYS_read,
@@ -227,19 +227,20 @@ const ALLOWED: &[i64] = &[
     libc::SYS_exit_group,
 ];
 
-/// Flags of opened files.
+/// Flags of files that are opened for more than reading.
 const NOT_READING: u64 = (libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC) as u64;
 
 /// Calls that are allowed if an argument (its index) has none of these bits.
 const WITHOUT_BITS: &[(i64, u8, u64)] = &[
-    // Read-only.
+    // Files are opened read-only.
     (libc::SYS_openat, 2, NOT_READING),
-    // No new executable code.
+    // No new code can be made executable.
     (libc::SYS_mmap, 2, libc::PROT_EXEC as u64),
     (libc::SYS_mprotect, 2, libc::PROT_EXEC as u64),
 ];
 
-/// Other system calls kill the process by `SIGSYS`. Fails without seccomp filters or `no_new_privs`.
+/// Installs a filter: system calls that are not allowed kill the process by `SIGSYS`. Fails without seccomp filters or
+/// `no_new_privs`.
 fn install_syscall_filter() -> io::Result<()> {
     let program = program().map_err(io::Error::other)?;
     seccompiler::apply_filter_all_threads(&program).map_err(|error| match error {
@@ -257,7 +258,7 @@ fn program() -> Result<BpfProgram, seccompiler::BackendError> {
         let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, without, 0)?;
         rules.push((number, vec![SeccompRule::new(vec![condition])?]));
     }
-    // `abort`.
+    // `abort` calls `tgkill` with SIGABRT.
     let abort =
         SeccompCondition::new(2, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, u64::from(libc::SIGABRT.unsigned_abs()))?;
     rules.push((libc::SYS_tgkill, vec![SeccompRule::new(vec![abort])?]));

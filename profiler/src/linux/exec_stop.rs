@@ -1,5 +1,6 @@
-//! Stops a process at its execs without tracing it. A BPF program of the kernel's tracepoint sends SIGSTOP to the process, which
-//! takes effect before the first instruction of the new program (`bpf_send_signal`, Linux 5.3; `bpf_probe_read_kernel`, 5.5), and notes that in a map.
+//! Stops a process at its execs without tracing it. A BPF program at the kernel's tracepoint sends SIGSTOP to the process, which
+//! takes effect before the first instruction of the new program (`bpf_send_signal`, Linux 5.3; `bpf_probe_read_kernel`, 5.5), and
+//! notes that in a map.
 //!
 //! Only a child that [`spawn_resumed`](super::spawn::spawn_resumed) has started is stopped, and only while its parent lives: the kernel
 //! resumes it when the parent exits.
@@ -14,39 +15,40 @@ use super::bpf_map::{create_word, read_array, write_word};
 use super::pidfd::PidFd;
 use crate::ids::Pid;
 
-/// The link of the program, in the process that owns it. Dropping it ends the stops, and resumes the process if it is stopped so.
+/// The link of the program, in the process that owns it. Dropping it ends the stops, and resumes the process if it is stopped at
+/// its exec.
 #[derive(Debug)]
 pub(crate) struct ExecStop {
     link: Option<OwnedFd>,
     note: StopNote,
 }
 
-/// Whether the program has stopped the process, and nobody has resumed it since.
+/// Note of whether the program has stopped the process, which has not been resumed since.
 #[derive(Debug)]
 pub(crate) struct StopNote {
     process: PidFd,
     word: OwnedFd,
 }
 
-/// Offsets in kernel structures of what the program reads, in bytes.
+/// Offsets of the members of kernel structures that the program reads, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ExecStopLayout {
-    /// In `struct task_struct`, like the following ones.
+    /// Offset of the PID in `struct task_struct`, to which the following offsets belong, too.
     pub tgid: u32,
     pub signal: u32,
-    /// Of flags that are 0 without a tracer.
+    /// Offset of flags that are 0 without a tracer.
     pub ptrace: u32,
     pub real_parent: u32,
     pub pdeath_signal: u32,
-    /// Of the signals that are pending for the task.
+    /// Offset of the signals that are pending for the task.
     pub pending: u32,
-    /// In `struct signal_struct`: of the signals that are pending for the process.
+    /// Offset in `struct signal_struct` of the signals that are pending for the process.
     pub shared_pending: u32,
 }
 
-/// Has a child of this process stopped at its execs until the link is closed. It is not stopped if it is traced, because its tracer
-/// would be informed, and holds it; nor if stopping or resuming it would discard a pending signal; nor if the kernel would not resume
-/// it on the exit of this process. `pid` is that of the initial PID namespace.
+/// Stops a child of this process at its execs until the link is closed. The child is not stopped if it is traced, because its
+/// tracer would be informed, and holds it; nor if stopping or resuming it would discard a pending signal; nor if the kernel would
+/// not resume it on the exit of this process. `pid` is that of the initial PID namespace.
 pub(crate) fn attach(pid: Pid, layout: &ExecStopLayout) -> io::Result<(OwnedFd, StopNote)> {
     let note = StopNote::new(pid, create_word()?)?;
     let instructions = program(pid, Pid(std::process::id()), layout, &note.word)?;
@@ -58,7 +60,7 @@ pub(crate) fn attach(pid: Pid, layout: &ExecStopLayout) -> io::Result<(OwnedFd, 
 }
 
 impl ExecStop {
-    /// Of what [`attach`] has returned, perhaps to another process.
+    /// Owns the link and the note that [`attach`] has returned, perhaps to another process.
     pub(crate) fn new(link: OwnedFd, note: StopNote) -> Self {
         Self { link: Some(link), note }
     }
@@ -68,7 +70,7 @@ impl Drop for ExecStop {
     fn drop(&mut self) {
         self.link = None;
         if !self.note.process.has_ended().unwrap_or(true) {
-            // Also of an exec that the kernel is just about to report.
+            // An exec may have been stopped that the kernel is just about to report.
             wait_for_programs();
             self.note.resume();
         }
@@ -84,17 +86,17 @@ impl StopNote {
         read_array::<u32>(&self.word, 0).is_ok_and(|word| word != 0)
     }
 
-    /// The process is resumed.
+    /// Notes that the process is resumed.
     pub(crate) fn clear(&self) {
         // Fails only for other maps.
         let _ = write_word(&self.word, 0);
     }
 
-    /// Resumes the process if it is stopped so.
+    /// Resumes the process if it is stopped at its exec.
     pub(crate) fn resume(&self) {
         if self.is_set() {
             self.clear();
-            // It may have exited.
+            // The process may have exited.
             let _ = self.process.resume();
         }
     }
@@ -136,7 +138,7 @@ const JOB_CONTROL: i32 = 1 << (libc::SIGCONT - 1)
     | 1 << (libc::SIGTTIN - 1)
     | 1 << (libc::SIGTTOU - 1);
 
-/// Instructions without loops, with jumps to their end. Register 6 has the address of the current task.
+/// Assembles instructions without loops, with jumps to their end. Register 6 has the address of the current task.
 #[derive(Default)]
 struct Assembler {
     instructions: Vec<bpf_insn>,
@@ -155,7 +157,7 @@ impl Assembler {
         self.add(condition, [register, 0], 0, imm);
     }
 
-    /// Reads 4 or 8 bytes at an offset from the address in a register into register 1. Ends if they cannot be read.
+    /// Reads 4 or 8 bytes at an offset from the address in a register into register 1. Ends the program if they cannot be read.
     fn read(&mut self, from: u8, offset: u32, bytes: i32) -> io::Result<()> {
         self.add(COPY, [3, from], 0, 0);
         self.add(ADD, [3, 0], 0, number(offset)?);
@@ -168,14 +170,15 @@ impl Assembler {
         Ok(())
     }
 
-    /// As [`read`](Self::read), from the structure of which a pointer is in the task.
+    /// Reads bytes at an offset of the structure to which the task has a pointer into register 1. Ends the program if they cannot
+    /// be read.
     fn read_through(&mut self, pointer: u32, offset: u32, bytes: i32) -> io::Result<()> {
         self.read(6, pointer, 8)?;
         self.add(COPY, [7, 1], 0, 0);
         self.read(7, offset, bytes)
     }
 
-    /// Ends if it fails.
+    /// Sends a signal to the process. Ends the program if that fails.
     fn send(&mut self, signal: i32) {
         self.add(SET, [1, 0], 0, signal);
         self.add(CALL, [0, 0], 0, SEND_SIGNAL);
@@ -191,7 +194,7 @@ impl Assembler {
     fn end(mut self) -> Vec<bpf_insn> {
         let end = self.instructions.len();
         for jump in self.to_end {
-            // Fewer than 200 instructions.
+            // The program has fewer than 200 instructions.
             self.instructions[jump].off = i16::try_from(end - jump - 1).unwrap_or(i16::MAX);
         }
         self.instructions.push(instruction(EXIT));
@@ -199,8 +202,8 @@ impl Assembler {
     }
 }
 
-/// If the parent exits between its two tests, the program itself resumes the process: the kernel has sent its signal by then, perhaps
-/// before the stop.
+/// Assembles the program. If the parent exits between its two tests, the program itself resumes the process: the kernel has sent
+/// its signal by then, perhaps before the stop.
 fn program(pid: Pid, parent: Pid, layout: &ExecStopLayout, word: &OwnedFd) -> io::Result<Vec<bpf_insn>> {
     let mut code = Assembler::default();
     code.add(CALL, [0, 0], 0, GET_CURRENT_PID_TGID);
@@ -227,7 +230,7 @@ fn program(pid: Pid, parent: Pid, layout: &ExecStopLayout, word: &OwnedFd) -> io
     Ok(code.end())
 }
 
-/// As an immediate operand.
+/// Converts a number to an immediate operand.
 fn number(number: u32) -> io::Result<i32> {
     i32::try_from(number).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))
 }
@@ -358,7 +361,7 @@ mod tests {
         assert!(!note.is_set());
     }
 
-    /// Either would be discarded.
+    /// A stop would discard a pending SIGCONT, and the resumption a pending SIGTSTP.
     #[test]
     fn a_process_with_a_pending_signal_of_job_control_is_not_stopped() {
         for number in [libc::SIGCONT, libc::SIGTSTP] {

@@ -12,7 +12,7 @@ use crate::linux::attempt::Errno;
 use crate::linux::bpf::{AttachType, link_perf, load_nothing, supports};
 use crate::linux::uprobe::{UPROBE_SOURCE, open_uprobe};
 
-/// The kernel's BTF (Linux 5.4).
+/// File with the kernel's BTF (Linux 5.4).
 pub(crate) const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ impl Feature {
         tried.map_or_else(|error| judge(self.attempt(), &error), |()| Support::Yes)
     }
 
-    /// What is tried, as evidence.
+    /// Name of the attempt that is made, as evidence.
     fn attempt(self) -> &'static str {
         match self {
             Self::BpfPrograms => "bpf(BPF_PROG_LOAD)",
@@ -71,7 +71,7 @@ fn has_links(attach_type: AttachType) -> io::Result<()> {
     if supports(attach_type)? { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EINVAL)) }
 }
 
-/// Without permission to try, a failure proves nothing about the kernel.
+/// Judges an error. Without permission to try, a failure proves nothing about the kernel.
 fn judge(attempt: &str, error: &io::Error) -> Support {
     let evidence = format!("{attempt}: {}", Errno::text(error));
     match error.kind() {
@@ -88,7 +88,7 @@ fn uprobe_event(offset: u64) -> io::Result<OwnedFd> {
     open_uprobe(Path::new("/proc/self/exe"), offset, Some(Pid(std::process::id())), false)
 }
 
-/// Capabilities, and whether `CAP_SYS_ADMIN` includes them: to load programs and attach them to uprobes (before Linux
+/// Required capabilities, and whether `CAP_SYS_ADMIN` includes them: to load programs and attach them to uprobes (before Linux
 /// 5.8, `CAP_SYS_ADMIN` does), and to read another user's `/proc/PID/maps` and the files mapped there.
 pub(crate) const CAPABILITIES: [(&str, CapabilitySet, bool); 3] = [
     ("CAP_BPF", CapabilitySet::BPF, true),
@@ -114,10 +114,10 @@ fn missing_from(effective: CapabilitySet) -> Vec<&'static str> {
 /// A function of this program on which `doctor` places probes, to test that this works and to measure its cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Spot {
-    /// Begins with an instruction that the kernel emulates.
+    /// The function begins with an instruction that the kernel emulates.
     Emulated,
     EmulatedReturning,
-    /// Begins with an instruction that the kernel executes out of line.
+    /// The function begins with an instruction that the kernel executes out of line.
     Stepped,
     SteppedReturning,
 }
@@ -129,7 +129,7 @@ impl Spot {
         self.function() as usize as u64
     }
 
-    /// Calls it `times` times, with an argument that is not the address of a block.
+    /// Calls the function `times` times, with an argument that is not the address of a block.
     pub(crate) fn call(self, times: u32) {
         let function = self.function();
         for _ in 0..times {

@@ -1,5 +1,5 @@
-//! What a process can read of files: with which rights, and below which root directory. Both can change while it runs, so the least that
-//! was seen counts.
+//! Access of a process to files: with which rights, and below which root directory. Both can change while it runs, so the least
+//! that was seen counts.
 
 use std::fs::File;
 use std::path::Path;
@@ -12,16 +12,16 @@ use super::proc::stat::Stat;
 use super::rights::Rights;
 use crate::ids::Identity;
 
-/// The least of what a process was seen to be able to read.
+/// The least access to files that a process was seen to have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileView {
     process: Identity,
     rights: Rights,
-    /// Where its paths begin; `None` if that is unknown.
+    /// Root directory at which the process's paths begin; `None` if that is unknown.
     root: Option<RootId>,
 }
 
-/// A root directory. The mount belongs to one mount namespace alone.
+/// Identity of a root directory. The mount belongs to one mount namespace alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RootId {
     mount: u64,
@@ -37,7 +37,7 @@ impl From<Statx> for RootId {
 }
 
 impl FileView {
-    /// That of a process now; of one that has ended, what everybody can read.
+    /// The present view of a process; that of a process that has ended is what everybody can read.
     pub(crate) fn of(process: Identity) -> Self {
         let mut view = Self { process, rights: Rights::of_nobody(), root: None };
         if let Some((rights, root, _)) = look(process) {
@@ -46,8 +46,8 @@ impl FileView {
         view
     }
 
-    /// Reads the rights of the process again. What it could read before, and cannot any more, is given up for good. The view of a process
-    /// that has ended stays as it was.
+    /// Reads the rights of the process again. Files that it could read before, and cannot any more, are given up for good. The
+    /// view of a process that has ended stays as it was.
     pub(crate) fn narrow(&mut self) {
         let Some((rights, root, has_ended)) = look(self.process) else { return };
         self.rights = self.rights.narrowed(&rights);
@@ -67,13 +67,13 @@ impl FileView {
         &self.rights
     }
 
-    /// The rights for files of this machine that it names. Of a process with another root directory, as in a container: those of
-    /// nobody, because its paths are not those of this machine, and its root user is not this machine's.
+    /// Rights for files of this machine that the process names. For a process with another root directory, as in a container,
+    /// these are nobody's, because its paths are not those of this machine, and its root user is not this machine's.
     pub(crate) fn rights_here(&self) -> Rights {
         if self.has_own_root() { Rights::of_nobody() } else { self.rights.clone() }
     }
 
-    /// Whether its paths do not begin at heapbpf's root directory.
+    /// Whether the process's paths do not begin at heapbpf's root directory.
     pub(crate) fn has_own_root(&self) -> bool {
         self.root.is_none() || self.root != ours()
     }
@@ -82,7 +82,7 @@ impl FileView {
         self.root
     }
 
-    /// Its root directory; `None` if it has ended, or has another one by now.
+    /// Opens the process's root directory; `None` if the process has ended, or has another root directory by now.
     pub(crate) fn open_root(&self) -> Option<File> {
         let root = process::root(self.process.pid).ok()?;
         if self.root.is_none() || known::of(&root).ok().map(RootId::from) != self.root {

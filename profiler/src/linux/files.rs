@@ -1,4 +1,4 @@
-//! Files that the user names. Output has no name until it is complete: a full disk keeps the old one.
+//! Files that the user names. An output file has no name until it is complete: when the disk is full, the old file is kept.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -16,7 +16,7 @@ use rustix::pipe::{SpliceFlags, pipe, tee};
 
 use super::place::Place;
 
-/// How temporary names begin.
+/// Prefix of temporary names.
 pub(crate) const TEMPORARY_PREFIX: &str = ".heapbpf-";
 
 const WRITER_WAIT: Duration = Duration::from_secs(10);
@@ -55,7 +55,7 @@ fn await_writer(file: &File) -> io::Result<()> {
     Ok(())
 }
 
-/// An empty pipe with a writer counts as one byte.
+/// Result of `tee` on an empty pipe: with a writer, it counts as one byte.
 fn empty(error: Errno) -> Result<usize, Errno> {
     if error == Errno::AGAIN { Ok(1) } else { Err(error) }
 }
@@ -65,7 +65,7 @@ pub(crate) fn read_text(path: &Path, bytes_max: u64) -> io::Result<String> {
     String::from_utf8(read(path, bytes_max)?).map_err(invalid)
 }
 
-/// Reads a file that should not be larger.
+/// Reads a file. Fails if it is larger than `bytes_max`.
 pub(crate) fn read(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     open(path)?.take(bytes_max + 1).read_to_end(&mut bytes)?;
@@ -76,7 +76,7 @@ pub(crate) fn read(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A file that is being written. Dropping it without [`commit`](Self::commit) leaves what was there before.
+/// A file that is being written. Dropping it without [`commit`](Self::commit) leaves an older file as it was.
 #[derive(Debug)]
 pub(crate) struct Replacement {
     folder: OwnedFd,
@@ -87,7 +87,7 @@ pub(crate) struct Replacement {
 }
 
 impl Replacement {
-    /// `mode` is reduced by the umask. A symbolic link at the path is not followed.
+    /// Creates the file. `mode` is reduced by the umask. A symbolic link at the path is not followed.
     pub(crate) fn create(path: &Path, mode: u32) -> io::Result<Self> {
         Self::create_at(Place::find(path)?, mode)
     }
@@ -112,7 +112,7 @@ impl Replacement {
         &self.file
     }
 
-    /// Gives the file its name, replacing an existing file. On errors, that one is kept.
+    /// Gives the file its name, replacing an existing file. On errors, the existing file is kept.
     pub(crate) fn commit(mut self) -> io::Result<File> {
         if self.temporary.is_none() {
             let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());

@@ -18,19 +18,19 @@ use crate::ids::Pid;
 pub(crate) struct Folder(Walk);
 
 impl Folder {
-    /// Fails if there is none, through links of other users, and if the path's last part is a link.
+    /// Opens a folder. Fails if there is none, through links of other users, and if the path's last part is a link.
     pub(crate) fn find(path: &Path) -> io::Result<Self> {
         Self::on(Walk::start()?, path, false)
     }
 
-    /// Like [`find`](Self::find), but creates folders that are missing, for their owner alone, if they are in one of root's, of this
-    /// process's user or of the user who invoked it.
+    /// Opens a folder like [`find`](Self::find), but creates missing folders, for their owner alone, if they are in a folder of
+    /// root, of this process's user or of the user who invoked it.
     pub(crate) fn create(path: &Path) -> io::Result<Self> {
         Self::on(Walk::start()?.creating(), path, false)
     }
 
-    /// Opens a folder beneath the root directory of a process, which links do not leave. Follows those of root and of this user. Asks no
-    /// file system that does not answer by itself.
+    /// Opens a folder beneath the root directory of a process, which links do not leave. Follows links of root and of this user.
+    /// Makes no request to a file system that does not answer by itself.
     pub(crate) fn beneath(root: &OwnedFd, path: &Path, uid: u32, pid: Pid) -> io::Result<Self> {
         Self::on(Walk::beneath_answering(root, uid, pid)?, path, true)
     }
@@ -55,7 +55,7 @@ impl Folder {
 
     /// Opens a regular file for reading. Follows no link.
     pub(crate) fn open(&self, name: &str) -> io::Result<File> {
-        // Not blocking: it could be a pipe without a writer.
+        // Opening must not block: the file could be a pipe without a writer.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = openat(&self.0, name, flags, Mode::empty())?;
         match kind(&fstat(&file)?) {
@@ -69,7 +69,7 @@ impl Folder {
         Ok(unlinkat(&self.0, name, AtFlags::empty())?)
     }
 
-    /// Names of what is in the folder, of links themselves. Leaves out what vanishes meanwhile.
+    /// Names of the entries in the folder, of links themselves. Leaves out entries that vanish meanwhile.
     pub(crate) fn entries(&self) -> io::Result<Vec<(OsString, Stat)>> {
         let mut entries = Vec::new();
         for entry in Dir::read_from(self.readable()?)? {

@@ -10,7 +10,7 @@ pub(in crate::linux) fn invoker() -> Option<(u32, u32)> {
     }
     let (uid, gid) = match (number("SUDO_UID"), number("SUDO_GID"), number("PKEXEC_UID")) {
         (Some(uid), Some(gid), _) => (uid, gid),
-        // pkexec does not pass the group. This one owns no files.
+        // pkexec does not pass the group. The group that is used instead owns no files.
         (_, _, Some(uid)) => (uid, u32::MAX - 1),
         _ => return None,
     };

@@ -4,10 +4,10 @@ use crate::ids::Pid;
 use crate::linux::proc::process;
 use crate::linux::proc::stat::Stat;
 
-/// Whether the group of a process gets SIGHUP if a process of it is stopped while its last link exits, as the shell of a background
-/// job (`kill_orphaned_pgrp` in kernel/exit.c). A link is the parent of a process of the group, outside of the group and in its
-/// session. The group in the foreground of a terminal is hung up with its shell in any case, so it does not count. True if it is not
-/// known.
+/// Whether the group of a process gets SIGHUP if a process of it is stopped while its last link exits, such as the shell of a
+/// background job (`kill_orphaned_pgrp` in kernel/exit.c). A link is the parent of a process of the group, outside of the group
+/// and in its session. The group in the foreground of a terminal is hung up with its shell in any case, so it does not count.
+/// True if that is unknown.
 pub(crate) fn may_be_hung_up(pid: Pid) -> bool {
     let (Ok(process), Ok(all)) = (Stat::read(pid), process::all()) else { return true };
     let mut members = all.into_iter().filter_map(|pid| Stat::read(pid).ok()).filter(|it| it.group == process.group);

@@ -1,4 +1,4 @@
-//! Metadata that the kernel has in memory. Asking a file system that does not answer would stop the caller.
+//! Metadata that the kernel has in memory. A request to a file system that does not answer would stop the caller.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -11,12 +11,14 @@ pub(crate) fn at(path: &Path) -> io::Result<Statx> {
     Ok(statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS)?)
 }
 
-/// Fails with `EACCES` for the files of a FUSE that another user serves, unless it is for all users.
+/// Returns the metadata of an open file. Fails with `EACCES` for the files of a FUSE that another user serves, unless it is for
+/// all users.
 pub(crate) fn of(file: impl AsFd) -> io::Result<Statx> {
     Ok(statx(file, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS)?)
 }
 
-/// Returns metadata of which only the device is valid. Also for the files that [`of`] fails for (`fuse_getattr` in fs/fuse/dir.c).
+/// Returns metadata of which only the device is valid. Works also for files for which [`of`] fails (`fuse_getattr` in
+/// fs/fuse/dir.c).
 pub(crate) fn device_of(file: impl AsFd) -> io::Result<Statx> {
     Ok(statx(file, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::empty())?)
 }

@@ -13,7 +13,7 @@ use rustix::process::geteuid;
 
 use super::place::{Place, denied};
 
-/// Connections that the kernel accepts before heapbpf does.
+/// Maximum number of connections that the kernel accepts before heapbpf does.
 const BACKLOG: i32 = 128;
 
 /// The name of a socket, which is removed on drop unless it is another's by then.
@@ -25,7 +25,7 @@ pub(crate) struct SocketName {
 }
 
 impl SocketName {
-    /// The absolute path, by which clients find it.
+    /// Absolute path of the socket, by which clients find it.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -33,13 +33,13 @@ impl SocketName {
 
 impl Drop for SocketName {
     fn drop(&mut self) {
-        // There is nobody to report to; a stale socket is replaced by the next run.
+        // No caller can handle an error here; a stale socket is replaced by the next run.
         let _ = self.place.remove(&self.socket);
     }
 }
 
-/// Listens at a socket that only this process's user can connect to. Replaces one that no process listens at, and nothing else. Fails in
-/// folders of other users, who could put a socket of their own in its place.
+/// Listens at a socket to which only this process's user can connect. Replaces a socket at which no process listens, and nothing
+/// else. Fails in folders of other users, who could put a socket of their own in its place.
 pub(crate) fn listen_at(path: &Path) -> io::Result<(UnixListener, SocketName)> {
     let place = Place::find(path)?;
     if !place.is_ours() {
@@ -62,14 +62,14 @@ pub(crate) fn listen_at(path: &Path) -> io::Result<(UnixListener, SocketName)> {
 fn bind_to(place: &Place) -> io::Result<UnixListener> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // The file that `bind` makes has the mode of the socket (net/unix/af_unix.c: unix_bind_bsd), so it is never open to others.
+    // The file that `bind` creates has the mode of the socket (net/unix/af_unix.c: unix_bind_bsd), so it is never open to others.
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     bind(&socket, &SocketAddrUnix::new(place.own_path())?)?;
     listen(&socket, BACKLOG)?;
     Ok(socket.into())
 }
 
-/// Removes a socket that no process listens at. Anything else at the place is kept, and is an error.
+/// Removes a socket at which no process listens. Anything else at the place is kept, and is an error.
 fn remove_stale(place: &Place) -> io::Result<()> {
     let Some(found) = place.entry()? else { return Ok(()) };
     check(&found.metadata()?)?;

@@ -19,19 +19,19 @@ pub(crate) fn page_bytes() -> u64 {
     rustix::param::page_size() as u64
 }
 
-/// Requests below this succeed in a process without limits of its own: half of the machine's memory, which heuristic
+/// Size below which requests succeed in a process without limits of its own: half of the machine's memory, which heuristic
 /// overcommit does not refuse (`__vm_enough_memory` in mm/util.c).
 pub(crate) fn throw_safe_bytes() -> u64 {
     let info = sysinfo();
     info.totalram.saturating_mul(u64::from(info.mem_unit)) / 2
 }
 
-/// Number of mappings that a process may have. 0 when `/proc` cannot be read.
+/// Maximum number of mappings of a process. 0 when `/proc` cannot be read.
 pub(crate) fn map_count_max() -> u32 {
     fs::read_to_string("/proc/sys/vm/max_map_count").ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
 }
 
-/// Memory available without swapping or killing, in bytes, as the kernel estimates (`MemAvailable`).
+/// Memory that is available without swapping or killing, in bytes, as the kernel estimates (`MemAvailable`).
 pub(crate) fn available_bytes() -> Option<u64> {
     procfs::Meminfo::current().ok()?.mem_available
 }
@@ -48,7 +48,7 @@ pub(crate) fn release_freed() {
 
 const OOM_SCORE: &str = "oom_score_adj";
 
-/// Number of guards, and the score from before the first of them.
+/// Number of guards, and the score from before the first guard.
 static OOM_PREFERENCES: Mutex<(usize, Option<String>)> = Mutex::new((0, None));
 
 /// RAII guard that makes this process the first candidate of the OOM killer, for control groups as well. The last of
@@ -81,7 +81,8 @@ impl Drop for OomPreference {
     }
 }
 
-/// Excludes BPF maps, which are mapped as files without a name. 0 when `/proc` cannot be read.
+/// Resident memory of this process, in bytes. Excludes BPF maps, which are mapped as files without a name. 0 when `/proc` cannot
+/// be read.
 pub(crate) fn resident_bytes() -> u64 {
     let read = |process: Process| process.smaps();
     let Ok(maps) = Process::myself().and_then(read) else { return 0 };
@@ -95,7 +96,8 @@ fn is_bpf_map(name: &MMapPath) -> bool {
 
 const HIERARCHIES: &str = "/sys/fs/cgroup";
 
-/// Limit, usage, and the lines of `memory.stat` with reclaimable parts (cgroup-v2.rst and cgroup-v1/memory.rst).
+/// Names of the files with the limit and the usage, and of the lines of `memory.stat` with reclaimable parts (cgroup-v2.rst and
+/// cgroup-v1/memory.rst).
 struct Files {
     limit: &'static str,
     used: &'static str,
@@ -116,13 +118,13 @@ const VERSION_2: Files =
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GroupMemory {
     pub limit_bytes: u64,
-    /// What can be used without making the group slower.
+    /// Memory that can be used without making the group slower.
     pub left_bytes: u64,
-    /// What can be used without processes being killed: all pages of files are reclaimed first.
+    /// Memory that can be used without processes being killed: all pages of files are reclaimed first.
     pub left_bytes_max: u64,
 }
 
-/// The most restrictive group of this process; `None` where no group has a limit, or none is readable.
+/// Memory of the most restrictive group of this process; `None` where no group has a limit, or none is readable.
 pub(crate) fn own_group() -> Option<GroupMemory> {
     let memberships = process::memberships(Pid(std::process::id())).ok()?;
     group_of(&memberships, Path::new(HIERARCHIES))
@@ -141,7 +143,7 @@ fn group_of(memberships: &[Membership], hierarchies: &Path) -> Option<GroupMemor
             _ => None,
         }
     });
-    // Limits include all descendants. In a container, ancestors, or its own group by that name, may not be visible.
+    // Limits include all descendants. In a container, ancestors, or the process's own group by that name, may not be visible.
     let left = groups.flat_map(|(hierarchy, files, path)| {
         let above = Path::new(path).ancestors().map(|group| group.strip_prefix("/").unwrap_or(group).to_owned());
         above.map(move |group| hierarchy.join(group)).filter_map(move |group| left_in(&group, &files))
@@ -165,19 +167,20 @@ fn left_in(group: &Path, files: &Files) -> Option<GroupMemory> {
     })
 }
 
-/// Why allocations may fail that no limit of their process concerns, as a clause after "and". Limits of control groups kill processes
-/// and fail no requests.
+/// Reason why allocations may fail within the limits of their process, as a clause after "and". Limits of control groups kill
+/// processes and fail no requests.
 pub(crate) fn overcommit_reason() -> Option<&'static str> {
     let overcommit = fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap_or_default();
-    // `OVERCOMMIT_NEVER` (Documentation/mm/overcommit-accounting.rst).
+    // The value 2 is `OVERCOMMIT_NEVER` (Documentation/mm/overcommit-accounting.rst).
     (overcommit.trim() == "2").then_some("this machine does not overcommit memory (`vm.overcommit_memory` is 2)")
 }
 
-/// Pages are allocated when written or [prepared](prepare). Not in core dumps, as it holds another process's memory.
+/// Creates a buffer whose pages are allocated when written or [prepared](prepare). It is not in core dumps, because it has
+/// another process's memory.
 pub(crate) fn buffer(length: usize) -> io::Result<MmapMut> {
     let buffer = MmapOptions::new().len(length).no_reserve_swap().map_anon()?;
-    // Without huge pages: copying into them was not faster, and on a machine with little free memory finding them
-    // took four times as long as filling small ones (2 s of CPU time per GiB, not 0.5 s).
+    // The buffer has no huge pages: copying into them was not faster, and on a machine with little free memory finding them took
+    // four times as long as filling small ones (2 s of CPU time per GiB, not 0.5 s).
     let _ = buffer.advise(Advice::DontDump);
     Ok(buffer)
 }

@@ -5,11 +5,11 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::Duration;
 
-/// Long enough for any read on a busy machine.
+/// Time limit that is long enough for any read on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Does the work on a thread of its own. Returns `None` after a second: the thread stays until the work or the process ends, so
-/// the caller must not try again with the same target.
+/// Runs `work` on a thread of its own. Returns `None` after a second: the thread stays until the work or the process ends, so the
+/// caller must not try again with the same target.
 pub(crate) fn within_a_second<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (sender, receiver) = sync_channel(1);
     let thread = thread::Builder::new().name("heapbpf-read".to_owned());

@@ -15,7 +15,7 @@ use tokio::io::unix::AsyncFd;
 
 use crate::ids::Pid;
 
-/// Stays valid when the PID is reused. Readable (`poll`) once the process has exited. Linux 5.3.
+/// Descriptor of a process. Stays valid when the PID is reused. Readable (`poll`) once the process has exited. Linux 5.3.
 #[derive(Debug)]
 pub(crate) struct PidFd(OwnedFd);
 
@@ -29,7 +29,7 @@ impl PidFd {
         Ok(rustix::process::pidfd_send_signal(&self.0, rustix::process::Signal::QUIT)?)
     }
 
-    /// Ends a stop by a signal (SIGCONT).
+    /// Resumes a process that a signal has stopped (SIGCONT).
     pub(crate) fn resume(&self) -> io::Result<()> {
         Ok(rustix::process::pidfd_send_signal(&self.0, rustix::process::Signal::CONT)?)
     }
@@ -38,13 +38,14 @@ impl PidFd {
         Ok(rustix::process::pidfd_send_signal(&self.0, rustix::process::Signal::KILL)?)
     }
 
-    /// A duplicate of one of the process's descriptors (Linux 5.6).
+    /// Duplicates one of the process's descriptors (Linux 5.6).
     pub(crate) fn descriptor(&self, number: u32) -> io::Result<OwnedFd> {
         let number = i32::try_from(number).map_err(|_| io::Error::from_raw_os_error(libc::EBADF))?;
         Ok(pidfd_getfd(&self.0, number, PidfdGetfdFlags::empty())?)
     }
 
-    /// True if reaped or not. What was read from `/proc/PID` between `open` and a `false` belongs to this process.
+    /// Whether the process has exited, reaped or not. What was read from `/proc/PID` between `open` and a `false` belongs to this
+    /// process.
     pub(crate) fn has_ended(&self) -> io::Result<bool> {
         let mut polled = [PollFd::new(&self.0, PollFlags::IN)];
         // A signal interrupts `poll` even without a timeout (`do_poll` in fs/select.c).
@@ -71,7 +72,7 @@ impl AsFd for PidFd {
 
 const PIDFD_INFO_EXIT: u64 = libc::PIDFD_INFO_EXIT as u64;
 
-/// `None` for 0, which has another meaning in system calls, and for numbers above `pid_t`.
+/// PID for system calls; `None` for 0, which has another meaning in system calls, and for numbers above `pid_t`.
 pub(crate) fn raw_pid(pid: Pid) -> Option<rustix::process::Pid> {
     i32::try_from(pid.0).ok().and_then(rustix::process::Pid::from_raw)
 }
@@ -90,7 +91,7 @@ impl Readiness {
         Ok(Self(unsafe { AsyncFd::register(fd) }?))
     }
 
-    /// Waits until it is readable (edge-triggered). Fails when the runtime is shutting down.
+    /// Waits until the descriptor is readable (edge-triggered). Fails when the runtime is shutting down.
     pub(crate) async fn readable(&self) -> io::Result<()> {
         self.0.readable().await?.clear_ready();
         Ok(())

@@ -1,5 +1,6 @@
-//! Places of files that heapbpf creates, replaces, removes or writes to. Others can exchange what a name leads to at any time, and heapbpf
-//! is mostly root: so a place is a name in a folder that was reached as [`Walk`] does, and what was opened is judged, not its name.
+//! Places of files that heapbpf creates, replaces, removes or writes to. Other users can exchange the file behind a name at any
+//! time, and heapbpf is mostly root. So a place is a name in a folder that was reached as [`Walk`] does, and the opened file is
+//! judged, not its name.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -26,11 +27,11 @@ pub(crate) struct Place {
     name: OsString,
 }
 
-/// What is at a place.
+/// Kind of the file at a place.
 #[derive(Debug)]
 pub(crate) enum Found {
     Nothing,
-    /// A regular file, or a link that is no way to a device or pipe. It can be replaced.
+    /// A regular file, or a link that does not lead to a device or pipe. It can be replaced.
     File,
     Folder,
     /// A device or pipe, which heapbpf may write to.
@@ -42,7 +43,7 @@ pub(crate) enum Found {
 pub(crate) struct Stream(OwnedFd);
 
 impl Place {
-    /// Fails for paths without a file's name, without their folders, and through links of other users.
+    /// Finds a place. Fails for paths without a file's name, without their folders, and through links of other users.
     pub(crate) fn find(path: &Path) -> io::Result<Self> {
         Self::on(Walk::start()?, path)
     }
@@ -60,7 +61,7 @@ impl Place {
         Ok(Self::new(walk, name.to_owned()))
     }
 
-    /// Whether nobody else can exchange the folders on the way.
+    /// Whether no other user can exchange the folders on the way.
     pub(crate) fn is_ours(&self) -> bool {
         self.folder.is_ours()
     }
@@ -76,7 +77,7 @@ impl Place {
         path
     }
 
-    /// What is at the place, as a handle that cannot be read or written; of a link, itself.
+    /// The file at the place, as a handle that cannot be read or written; a link is not followed.
     pub(crate) fn entry(&self) -> io::Result<Option<File>> {
         match self.folder.entry(&self.name) {
             Err(Errno::NOENT) => Ok(None),
@@ -84,7 +85,8 @@ impl Place {
         }
     }
 
-    /// Fails for what must not be written to: block devices, and devices and pipes of other users or in their folders.
+    /// Kind of the file at the place. Fails for files that must not be written to: block devices, and devices and pipes of other
+    /// users or in their folders.
     pub(crate) fn found(&self) -> io::Result<Found> {
         let Some(entry) = self.entry()?.map(OwnedFd::from) else { return Ok(Found::Nothing) };
         let stat = fstat(&entry)?;
@@ -99,7 +101,7 @@ impl Place {
                 Err(error) if error.kind() == io::ErrorKind::IsADirectory => Ok(Found::Folder),
                 found => found,
             },
-            // In a container, it can belong to a user of the machine outside.
+            // In a container, the device can belong to a user of the machine outside.
             FileType::CharacterDevice if stat.st_rdev == makedev(1, 3) => Ok(Found::Stream(Stream(entry))),
             FileType::Fifo | FileType::CharacterDevice if self.is_ours() && self.folder.trusts(&stat) => {
                 Ok(Found::Stream(Stream(entry)))
@@ -114,7 +116,7 @@ impl Place {
         }
     }
 
-    /// The place that a link leads to.
+    /// The place to which a link leads.
     fn behind(&self, link: &OwnedFd) -> io::Result<Self> {
         let mut walk = self.folder.try_clone()?;
         let target = walk.read(link)?;
@@ -124,14 +126,14 @@ impl Place {
     /// Whether a file at this place may be written to: a read-only file must not be replaced either.
     pub(crate) fn check_writable(&self) -> io::Result<()> {
         let Some(entry) = self.entry()? else { return Ok(()) };
-        // A link is replaced.
+        // A link is replaced, not its target.
         if kind(&fstat(&entry)?) == FileType::RegularFile {
             reopen(&entry, OFlags::WRONLY | OFlags::APPEND | OFlags::NONBLOCK)?;
         }
         Ok(())
     }
 
-    /// Creates a file, of which `mode` is reduced by the umask. Fails if there is anything at the place.
+    /// Creates a file. `mode` is reduced by the umask. Fails if there is anything at the place.
     pub(crate) fn create_new(&self, mode: u32) -> io::Result<File> {
         let flags =
             OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -154,7 +156,8 @@ impl Place {
         }
     }
 
-    /// Others can lead a name in their folder, or in one of all users, to a file of ours.
+    /// Whether a regular file may be appended to. Other users can make a name in their folder, or in one of all users, lead to a
+    /// file of heapbpf's user.
     fn may_append(&self, stat: &Stat) -> bool {
         self.is_ours() && self.folder.trusts(stat) && stat.st_nlink == 1
     }
@@ -171,7 +174,8 @@ impl Place {
 }
 
 impl Stream {
-    /// The open file of heapbpf that a path as `/dev/fd/3` or `/dev/stderr` names: by its number, whatever the path leads to.
+    /// The open file of heapbpf that a path such as `/dev/fd/3` or `/dev/stderr` names: by its number, whatever the path leads
+    /// to.
     pub(crate) fn of_descriptor(path: &Path) -> io::Result<Option<Self>> {
         let number = match DESCRIPTORS.iter().any(|known| path.parent() == Some(Path::new(known))) {
             true => path.file_name().and_then(OsStr::to_str).and_then(|number| number.parse::<u32>().ok()),
@@ -182,7 +186,7 @@ impl Stream {
         Ok(number.map(open).transpose()?.map(Self))
     }
 
-    /// `None` for a named pipe without a reader.
+    /// Opens the stream for writing; `None` for a named pipe without a reader.
     pub(crate) fn open(&self) -> io::Result<Option<File>> {
         match reopen(&self.0, OFlags::WRONLY | OFlags::APPEND | OFlags::NONBLOCK) {
             Err(Errno::NXIO) if kind(&fstat(&self.0)?) == FileType::Fifo => Ok(None),
@@ -194,13 +198,13 @@ impl Stream {
         }
     }
 
-    /// Waits for a reader of a named pipe.
+    /// Opens the stream for writing, and waits for a reader of a named pipe.
     pub(crate) fn open_when_read(&self) -> io::Result<File> {
         Ok(reopen(&self.0, OFlags::WRONLY | OFlags::APPEND)?.into())
     }
 }
 
-/// Opens what was judged, whatever its name leads to now.
+/// Opens the file that was judged, whatever its name leads to now.
 fn reopen(entry: impl AsFd, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", entry.as_fd().as_raw_fd());
     openat(CWD, path, flags | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty())

@@ -39,7 +39,7 @@ fn read_by(pid: Pid, ranges: &[(u64, usize)], buffer: &mut [u8]) -> io::Result<u
     usize::try_from(copied).map_err(|_| io::Error::last_os_error())
 }
 
-/// Reads words at many addresses with few system calls; `None` for those that are not mapped.
+/// Reads words at many addresses with few system calls; `None` for addresses that are not mapped.
 pub(crate) fn read_words(pid: Pid, addresses: &[u64]) -> Vec<Option<u64>> {
     let mut words = Vec::with_capacity(addresses.len());
     while words.len() < addresses.len() {
@@ -59,14 +59,14 @@ pub(crate) fn read_words(pid: Pid, addresses: &[u64]) -> Vec<Option<u64>> {
 /// Whether two processes use the same memory, as a child of `vfork` uses that of its parent. False where `kcmp(2)` is missing or not
 /// permitted.
 pub(crate) fn share_memory(first: Pid, second: Pid) -> bool {
-    /// `KCMP_VM` in include/uapi/linux/kcmp.h.
+    /// Kind of resource `KCMP_VM` in include/uapi/linux/kcmp.h.
     const MEMORY: libc::c_int = 1;
     let [first, second] = [first, second].map(|pid| stat::living_thread(pid).unwrap_or(pid));
     // SAFETY: it takes numbers, and changes nothing.
     unsafe { libc::syscall(libc::SYS_kcmp, first.0, second.0, MEMORY, 0_u64, 0_u64) == 0 }
 }
 
-/// Also copies `PROT_NONE` memory. Fails where nothing is mapped, or with `proc_mem.force_override=never`.
+/// Copies memory, also `PROT_NONE` memory. Fails where nothing is mapped, or with `proc_mem.force_override=never`.
 pub(crate) fn read_protected(pid: Pid, address: u64, buffer: &mut [u8]) -> io::Result<usize> {
     File::open(entry_path(pid, "mem"))?.read_at(buffer, address)
 }
@@ -83,7 +83,7 @@ pub(crate) fn is_in_memory(pid: Pid, address: u64) -> io::Result<bool> {
     Ok(pagemap_entry(pid, address)? & PRESENT_OR_SWAPPED != 0)
 }
 
-/// See Documentation/admin-guide/mm/pagemap.rst.
+/// Entry of a page. See Documentation/admin-guide/mm/pagemap.rst.
 fn pagemap_entry(pid: Pid, address: u64) -> io::Result<u64> {
     let mut entry = [0; 8];
     let at = address / rustix::param::page_size() as u64 * 8;
@@ -91,8 +91,8 @@ fn pagemap_entry(pid: Pid, address: u64) -> io::Result<u64> {
     Ok(u64::from_ne_bytes(entry))
 }
 
-/// The list of robust mutexes that a thread has registered, a part of its control block in glibc. `None` where it has none, or
-/// where the kernel does not permit to read it.
+/// The list of robust mutexes that a thread has registered, which is a part of its control block in glibc. `None` where it has
+/// none, or where the kernel does not permit reading it.
 pub(crate) fn robust_list(tid: Tid) -> Option<u64> {
     let (mut head, mut size) = (0_u64, 0_usize);
     // SAFETY: the kernel writes a pointer and a size to the two variables, which outlive the call.
@@ -111,13 +111,13 @@ fn remote_range(address: u64, length: usize) -> libc::iovec {
 pub(crate) enum Pages {
     /// All pages in memory or swapped out.
     All,
-    /// Without pages that are unmodified file contents.
+    /// All pages without those that are unmodified file contents.
     Anonymous,
-    /// All pages in memory, without those that are swapped out.
+    /// All pages in memory, without pages that are swapped out.
     Resident,
 }
 
-/// Passes all such pages to `found`, by rising address (`PAGEMAP_SCAN`, Linux 6.7). Memory never touched costs nothing.
+/// Passes all pages of a kind to `found`, by rising address (`PAGEMAP_SCAN`, Linux 6.7). Memory never touched costs nothing.
 /// Errors: `ENOTTY` or `EINVAL` where the kernel lacks the request, `ESRCH` when the process has exited.
 pub(crate) fn scan_pages(
     pagemap: &File,
@@ -168,8 +168,8 @@ fn scan_without(
     Ok(())
 }
 
-/// Passes all such pages to `found`, by rising address, on kernels without `PAGEMAP_SCAN`: reads eight bytes for each mapped page.
-/// Pages that map the kernel's zero page are included. See Documentation/admin-guide/mm/pagemap.rst.
+/// Passes all pages of a kind to `found`, by rising address, on kernels without `PAGEMAP_SCAN`: reads eight bytes for each mapped
+/// page. Pages that map the kernel's zero page are included. See Documentation/admin-guide/mm/pagemap.rst.
 pub(crate) fn scan_entries(
     pagemap: &File,
     range: Range<u64>,
@@ -184,7 +184,7 @@ pub(crate) fn scan_entries(
         let count = usize::try_from(end - page).unwrap_or(usize::MAX).min(words.len() / 8);
         let read = pagemap.read_at(&mut words[..count * 8], page.saturating_mul(8))?;
         if read < 8 {
-            // After the last address of user processes.
+            // The range ends after the last address of user processes.
             return Ok(());
         }
         let mut start = None;
@@ -216,7 +216,7 @@ fn is_wanted(entry: u64, pages: Pages) -> bool {
     is_there && entry & GUARD == 0 && is_own
 }
 
-/// `struct pm_scan_arg` (<https://github.com/torvalds/linux/blob/v6.7/include/uapi/linux/fs.h#L350-L393>).
+/// Request `struct pm_scan_arg` (<https://github.com/torvalds/linux/blob/v6.7/include/uapi/linux/fs.h#L350-L393>).
 #[derive(Default)]
 #[repr(C)]
 struct ScanRequest {
@@ -244,9 +244,9 @@ struct PageRegion {
     categories: u64,
 }
 
-/// `_IOWR('f', 16, struct pm_scan_arg)`.
+/// Number of the request: `_IOWR('f', 16, struct pm_scan_arg)`.
 const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610;
-/// `PAGE_IS_*`.
+/// Categories of pages (`PAGE_IS_*`).
 const FILE: u64 = 1 << 2;
 const PRESENT: u64 = 1 << 3;
 const SWAPPED: u64 = 1 << 4;

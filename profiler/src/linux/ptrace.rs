@@ -20,21 +20,22 @@ use crate::linux::process_memory;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
     Syscall,
-    /// It has called exec. No instruction of the new program has run.
+    /// The thread has called exec. No instruction of the new program has run.
     Exec,
-    /// A signal, delivered only if it is passed on when the thread resumes.
+    /// A signal has arrived, and is delivered only if it is passed on when the thread resumes.
     Signal(i32),
     /// A signal has stopped the whole process, as Ctrl-Z does (group-stop).
     Group,
-    /// `PTRACE_INTERRUPT`, SIGCONT ending a group-stop, or a new thread that has run nothing yet.
+    /// The cause is `PTRACE_INTERRUPT`, SIGCONT ending a group-stop, or a new thread that has run nothing yet.
     Trap,
-    /// The new thread stops before its first instruction; [`event_message`](Tracee::event_message) is its TID.
+    /// The thread has created another thread, which stops before its first instruction; [`event_message`](Tracee::event_message)
+    /// is its TID.
     Clone,
-    /// It has created a process by fork or vfork; otherwise like [`Clone`](Self::Clone).
+    /// The thread has created a process by fork or vfork; otherwise like [`Clone`](Self::Clone).
     Fork,
-    /// It is about to exit; its memory still exists. [`event_message`](Tracee::event_message) is the wait status.
+    /// The thread is about to exit; its memory still exists. [`event_message`](Tracee::event_message) is the wait status.
     Exiting,
-    /// It has exited and is reaped.
+    /// The thread has exited and is reaped.
     Ended(ExitStatus),
 }
 
@@ -83,12 +84,12 @@ impl Options {
     }
 }
 
-/// Not `Send`: the kernel accepts requests from the tracing thread alone, and detaches when that exits. Requests about
-/// a thread that is killed while it is stopped succeed without effect, and [`wait`](Self::wait) returns its exit.
+/// A traced thread. Not `Send`: the kernel accepts requests from the tracing thread alone, and detaches when that exits. Requests
+/// about a thread that is killed while it is stopped succeed without effect, and [`wait`](Self::wait) returns its exit.
 #[derive(Clone, Debug)]
 pub(crate) struct Tracee {
     pid: Pid,
-    /// The system call that it waited in before the last request of a stop.
+    /// The system call in which the thread waited before the last request of a stop.
     waiting: Rc<Cell<Option<arch::WaitingCall>>>,
 }
 
@@ -110,7 +111,7 @@ impl Tracee {
         Self { pid: Pid(tid.0), waiting: Rc::default() }
     }
 
-    /// The TID as a PID, which it is for the first thread of a process.
+    /// TID of the thread as a PID, which it is for the first thread of a process.
     pub(crate) fn pid(&self) -> Pid {
         self.pid
     }
@@ -155,8 +156,8 @@ impl Tracee {
         Ok(self.ask(libc::PTRACE_GETEVENTMSG, 0, address)?.then_some(message))
     }
 
-    /// `None` after the limit. Polls, because `waitpid` has no limit and any thread may receive SIGCHLD; first without
-    /// a pause, as a system call is microseconds away. Errors: `ECHILD` if another caller has reaped the process.
+    /// Waits for a stop; `None` after the limit. Polls, because `waitpid` has no limit and any thread may receive SIGCHLD; first
+    /// without a pause, because a system call is microseconds away. Errors: `ECHILD` if another caller has reaped the process.
     pub(crate) fn wait(&self, limit: Duration) -> io::Result<Option<Stop>> {
         let mut pause = Pause::new(limit);
         loop {
@@ -226,7 +227,7 @@ impl Tracee {
         }
     }
 
-    /// `data` is a number, or the address of memory that the kernel reads or writes.
+    /// Makes a ptrace request. `data` is a number, or the address of memory that the kernel reads or writes.
     fn request(&self, request: libc::c_uint, address: usize, data: usize) -> io::Result<()> {
         let pid = libc::pid_t::try_from(self.pid.0).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
         // SAFETY: where the kernel reads or writes memory of this process, `data` is the address of a value, or of a
@@ -286,7 +287,7 @@ impl Pause {
 const EVENT_STOP: i32 = 128;
 
 impl Tracee {
-    /// `None` if the thread was killed meanwhile. Errors: `EINVAL` for a thread in 32-bit mode.
+    /// Reads the registers. `None` if the thread was killed meanwhile. Errors: `EINVAL` for a thread in 32-bit mode.
     pub(crate) fn registers(&self) -> io::Result<Option<Registers>> {
         let mut registers = Registers::default();
         let mut base = (&raw mut registers).cast::<libc::c_void>();
@@ -301,8 +302,8 @@ impl Tracee {
         Ok(Some(registers))
     }
 
-    /// In one step: the first set, which has all that a system call changes. Errors: `EIO` where the kernel refuses a value, such
-    /// as a segment.
+    /// Sets the registers in one step: only the first set, which has all registers that a system call changes. Errors: `EIO`
+    /// where the kernel refuses a value, such as a segment.
     pub(crate) fn set_registers(&self, registers: &Registers) -> io::Result<()> {
         let mut registers = *registers;
         let (which, size_bytes) = arch::REGISTER_SETS[0];
@@ -311,7 +312,7 @@ impl Tracee {
     }
 
     /// The words of a register set, up to a limit; empty if the thread was killed meanwhile. Errors: `EINVAL` and `ENODEV` on
-    /// processors without it.
+    /// processors without the set.
     pub(super) fn register_words(&self, which: libc::c_int, words_max: usize) -> io::Result<Vec<u64>> {
         let mut words = vec![0_u64; words_max];
         let mut buffer = libc::iovec { iov_base: words.as_mut_ptr().cast(), iov_len: 8 * words_max };
@@ -326,7 +327,7 @@ impl Tracee {
         self.register_set(libc::PTRACE_SETREGSET, which, &mut buffer).map(drop)
     }
 
-    /// Whether it waits in a system call, or was stopped at the return from one.
+    /// Whether the thread waits in a system call, or was stopped at the return from one.
     pub(crate) fn is_in_syscall(&self, registers: &Registers) -> bool {
         registers.syscall().is_some() || registers.is_beside_syscall(&|address| self.is_call(address))
     }
@@ -336,13 +337,13 @@ impl Tracee {
         self.has_code(address, &arch::SYSCALL_INSTRUCTION)
     }
 
-    /// Whether an address contains these bytes.
+    /// Whether these bytes are at an address.
     fn has_code(&self, address: u64, code: &[u8]) -> bool {
         let mut bytes = vec![0; code.len()];
         process_memory::read(self.pid, &[(address, bytes.len())], &mut bytes).is_ok() && bytes == code
     }
 
-    /// Signal mask of a stopped thread, signal n as bit n − 1; `None` if it was killed meanwhile.
+    /// Signal mask of a stopped thread, signal n as bit n − 1; `None` if the thread was killed meanwhile.
     pub(crate) fn blocked_signals(&self) -> io::Result<Option<u64>> {
         let mut set = 0_u64;
         let address = (&raw mut set).expose_provenance();
@@ -356,7 +357,7 @@ impl Tracee {
         self.ask(libc::PTRACE_SETSIGMASK, size_of::<u64>(), address).map(drop)
     }
 
-    /// Returns the number of bytes copied; `None` if the thread was killed meanwhile.
+    /// Reads or writes a register set. Returns the number of bytes copied; `None` if the thread was killed meanwhile.
     fn register_set(
         &self,
         request: libc::c_uint,
@@ -377,7 +378,7 @@ pub(crate) struct SyscallInfo {
     pub phase: SyscallPhase,
 }
 
-/// An exit has the return value; an error is a small negative number.
+/// Phase of a system call. An exit has the return value; an error is a small negative number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SyscallPhase {
     None,
@@ -386,7 +387,8 @@ pub(crate) enum SyscallPhase {
 }
 
 impl Tracee {
-    /// `None` if the thread was killed meanwhile. Errors: `EIO` or `EINVAL` before Linux 5.3.
+    /// Information about the system call at which the thread is stopped. `None` if the thread was killed meanwhile. Errors: `EIO`
+    /// or `EINVAL` before Linux 5.3.
     pub(crate) fn syscall_info(&self) -> io::Result<Option<SyscallInfo>> {
         let mut raw = RawSyscallInfo::default();
         let address = (&raw mut raw).expose_provenance();
@@ -409,7 +411,7 @@ impl Tracee {
         Ok(reported && raw[0] != 0)
     }
 
-    /// Address of `struct rseq`; `None` if it has none, or the kernel cannot report it (before Linux 5.13).
+    /// Address of the thread's `struct rseq`; `None` if it has none, or the kernel cannot report it (before Linux 5.13).
     pub(crate) fn rseq_area(&self) -> io::Result<Option<u64>> {
         let mut raw = [0_u64; 3];
         let reported = self.ask_if_supported(PTRACE_GET_RSEQ_CONFIGURATION, &mut raw)?;
@@ -426,10 +428,10 @@ impl Tracee {
     }
 }
 
-/// `libc` has it for some processors only (include/uapi/linux/ptrace.h).
+/// Number of a request that `libc` has for some processors only (include/uapi/linux/ptrace.h).
 const PTRACE_GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
 
-/// `struct ptrace_syscall_info`, with the longest member of its union (include/uapi/linux/ptrace.h).
+/// Layout of `struct ptrace_syscall_info`, with the longest member of its union (include/uapi/linux/ptrace.h).
 #[derive(Default)]
 #[repr(C)]
 struct RawSyscallInfo {

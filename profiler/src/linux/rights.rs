@@ -1,4 +1,4 @@
-//! Rights of a user: what a process may open, create and remove with them.
+//! Rights of a user to open, create and remove files.
 
 #![expect(unsafe_code, reason = "rustix 1 has neither setfsuid nor setfsgid")]
 
@@ -39,18 +39,18 @@ pub struct Rights {
 }
 
 impl Rights {
-    /// Those with which a process opens files. `None` if it has exited.
+    /// Rights with which a process opens files. `None` if the process has exited.
     pub(crate) fn of(pid: Pid) -> Option<Self> {
-        // A first thread that has exited before others keeps the rights that it had then.
+        // The first thread, if it has exited before others, keeps the rights that it had then.
         let thread = living_thread(pid).unwrap_or(pid);
         Self::parse(&status(thread).ok()?, || is_of_our_users(pid))
     }
 
-    /// Parses the text of `/proc/PID/status`. Capabilities count only in the user namespace of heapbpf: root of another one is a user
-    /// here.
+    /// Parses the text of `/proc/PID/status`. Capabilities count only in the user namespace of heapbpf: root of another namespace
+    /// is an ordinary user here.
     fn parse(status: &str, is_of_our_namespace: impl FnOnce() -> bool) -> Option<Self> {
         let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
-        // The fourth one is for files (`task_state` in fs/proc/array.c).
+        // The fourth number is the one for files (`task_state` in fs/proc/array.c).
         let for_files = |name: &str| line(name)?.split_ascii_whitespace().nth(3)?.parse::<u32>().ok();
         let (uid, gid) = (for_files("Uid:")?, for_files("Gid:")?);
         let groups = line("Groups:")?.split_ascii_whitespace().map(str::parse).collect::<Result<_, _>>().ok()?;
@@ -60,7 +60,7 @@ impl Rights {
         Some(Self { uid, gid, groups, reads_all })
     }
 
-    /// Those of the user who invoked heapbpf, also through sudo or pkexec.
+    /// Rights of the user who invoked heapbpf, also through sudo or pkexec.
     pub(crate) fn of_invoker() -> Self {
         if let Some((uid, gid)) = invoker() {
             return Self { uid, gid, groups: Vec::new(), reads_all: false };
@@ -70,18 +70,18 @@ impl Rights {
         Self { uid, gid: getegid().as_raw(), groups, reads_all: uid == 0 }
     }
 
-    /// Those of a file's owner, of whose groups only the file's is known. Of root's files: root's.
+    /// Rights of a file's owner, of whose groups only the file's is known. For root's files, these are root's.
     pub(crate) fn of_owner(metadata: &Metadata) -> Self {
         Self { uid: metadata.uid(), gid: metadata.gid(), groups: Vec::new(), reads_all: metadata.uid() == 0 }
     }
 
-    /// Those of a user who owns nothing (`nobody`).
+    /// Rights of a user who owns nothing (`nobody`).
     pub(crate) fn of_nobody() -> Self {
         Self { uid: NOBODY, gid: NOBODY, groups: Vec::new(), reads_all: false }
     }
 
-    /// The lesser of both: of a process that had one and then the other. Of users of whom neither may read all that the other may, those of
-    /// nobody.
+    /// Rights that are not more than either of both, for a process that had one and then the other. If neither user may read all
+    /// that the other may, these are nobody's.
     pub(crate) fn narrowed(&self, other: &Self) -> Self {
         if self == other || other.reads_all {
             self.clone()
@@ -92,7 +92,7 @@ impl Rights {
         }
     }
 
-    /// The owner of files that this user creates.
+    /// Owner of files that a process with these rights creates.
     pub(crate) fn uid(&self) -> u32 {
         self.uid
     }
@@ -107,7 +107,8 @@ impl Rights {
         })
     }
 
-    /// Takes them on for the calling thread, permanently and without any other capability. For processes that have no other thread.
+    /// Takes on these rights for the calling thread, permanently and without any other capability. For processes that have no
+    /// other thread.
     pub(crate) fn take_on(&self) -> io::Result<()> {
         self.permit(self.change_user())?;
         self.drop_capabilities()?;
@@ -117,15 +118,15 @@ impl Rights {
     fn take_on_for_files(&self) -> io::Result<()> {
         let dumpable = dumpable_behavior()?;
         self.permit(self.change_user_for_files())?;
-        // The kernel changes it for the whole process when a thread changes its user.
+        // When a thread changes its user, the kernel changes this attribute for the whole process.
         if dumpable != DumpableBehavior::NotDumpable {
             set_dumpable_behavior(dumpable)?;
         }
         self.drop_capabilities()
     }
 
-    /// If heapbpf may not change its user, its own user's rights are left, but not root's for another user (`EPERM`: without
-    /// `CAP_SETUID` and `CAP_SETGID`).
+    /// Accepts that heapbpf may not change its user (`EPERM`: without `CAP_SETUID` and `CAP_SETGID`): its own user's rights
+    /// remain, but root's rights are not accepted for another user.
     fn permit(&self, changed: rustix::io::Result<()>) -> io::Result<()> {
         match changed {
             Err(Errno::PERM) if self.uid == geteuid().as_raw() || !geteuid().is_root() => Ok(()),
@@ -150,12 +151,12 @@ impl Rights {
         self.groups.iter().copied().map(Gid::from_raw).collect()
     }
 
-    /// All but root's to read all files, if these rights include it.
+    /// Drops all capabilities except root's right to read all files, if these rights include it.
     fn drop_capabilities(&self) -> io::Result<()> {
         let kept =
             if self.reads_all && geteuid().is_root() { CapabilitySet::DAC_READ_SEARCH } else { CapabilitySet::empty() };
         let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
-        // Root without this capability in its bounding set.
+        // Setting fails for root without this capability in its bounding set.
         if set_capabilities(None, sets).is_err() {
             let none = CapabilitySet::empty();
             set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;

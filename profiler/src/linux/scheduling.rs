@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "rustix 1 has no sched_setscheduler")]
 
-/// Puts the calling thread before all ordinary ones until it is dropped. Without `CAP_SYS_NICE`, nothing changes.
+/// RAII guard that gives the calling thread priority over all ordinary threads. Without `CAP_SYS_NICE`, nothing changes.
 #[derive(Debug)]
 pub(crate) struct RealTime(());
 

@@ -48,17 +48,17 @@ pub(crate) fn name(number: i32) -> String {
 /// any handler: exec resets handlers to the default action, also where a shell or `nohup` had ignored the signal.
 #[derive(Clone, Copy, Debug)]
 pub struct Inherited {
-    /// Bit n for signal n.
+    /// Ignored signals, bit n for signal n.
     ignored: u128,
     blocked: libc::sigset_t,
     locked_memory: Rlimit,
     descriptors: Rlimit,
-    /// Input, and output for both streams, where they are not heapbpf's.
+    /// Descriptors for the input, and for both output streams, where they are not heapbpf's.
     streams: Option<[RawFd; 2]>,
 }
 
 impl Inherited {
-    /// `SIGPIPE` counts as not ignored: Rust's runtime ignores it before `main`, and its former disposition is unknown.
+    /// Captures the state. `SIGPIPE` counts as not ignored: Rust's runtime ignores it before `main`, and its former disposition is unknown.
     pub fn now() -> Self {
         let is_ignored = |signal: i32| signal != libc::SIGPIPE && disposition(signal) == Some(libc::SIG_IGN);
         let ignored = (1..=SIGNAL_MAX).filter(|&signal| is_ignored(signal)).fold(0, |set, signal| set | 1 << signal);
@@ -81,7 +81,7 @@ impl Inherited {
         Self { streams: Some([input, output].map(IntoRawFd::into_raw_fd)), ..self }
     }
 
-    /// Async-signal-safe, for a child between fork and exec.
+    /// Replaces the standard streams. Async-signal-safe, for a child between fork and exec.
     pub(super) fn set_streams(&self) -> io::Result<()> {
         let Some([input, output]) = self.streams else { return Ok(()) };
         // SAFETY: `with_streams` keeps both open for as long as the process runs.
@@ -91,7 +91,7 @@ impl Inherited {
         Ok(rustix::stdio::dup2_stderr(output)?)
     }
 
-    /// Async-signal-safe, for a child between fork and exec.
+    /// Restores dispositions and mask. Async-signal-safe, for a child between fork and exec.
     pub(super) fn restore_signals(&self) {
         for signal in 1..=SIGNAL_MAX {
             let action = if self.ignores(signal) { libc::SIG_IGN } else { libc::SIG_DFL };
@@ -103,9 +103,10 @@ impl Inherited {
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.blocked, ptr::null_mut()) };
     }
 
-    /// Async-signal-safe, for a child between fork and exec. No other descriptors may be opened afterwards.
+    /// Restores resource limits. Async-signal-safe, for a child between fork and exec. No other descriptors may be opened
+    /// afterwards.
     pub(super) fn restore_limits(&self) {
-        // They fail where a lower limit was set meanwhile, which then stays in force.
+        // The calls fail where a lower limit was set meanwhile, which then stays in force.
         let _ = setrlimit(Resource::Memlock, self.locked_memory);
         let _ = setrlimit(Resource::Nofile, self.descriptors);
     }
@@ -120,10 +121,11 @@ pub(crate) fn ignore_file_size_signal() {
 /// Signals last sent by a process (`kill`), and not by the kernel for a terminal's group. Bit n for signal n.
 static FROM_PROCESS: AtomicU64 = AtomicU64::new(0);
 
-/// SIGINTs since senders are recorded.
+/// Number of SIGINTs since senders are recorded.
 static INTERRUPTS: AtomicU32 = AtomicU32::new(0);
 
-/// Call it before other handlers are registered, so that they find the sender recorded.
+/// Starts recording senders of these signals. Call it before other handlers are registered, so that they find the sender
+/// recorded.
 pub(crate) fn record_senders(signals: &[i32]) -> io::Result<()> {
     for &signal in signals {
         // `SI_FROMUSER` in include/uapi/asm-generic/siginfo.h: signals sent by processes have codes of 0 and below.
@@ -153,16 +155,16 @@ pub(crate) fn is_interrupted_again() -> bool {
     interrupts() > 1
 }
 
-/// A line for standard error. Its writer must be async-signal-safe.
+/// Function that writes a line to standard error. It must be async-signal-safe.
 pub(crate) type Farewell = fn();
 
-/// While it exists, a signal exits at once, with a line. For times at which heapbpf cannot handle it soon, and has nothing to lose:
-/// whatever it has attached, the keeper detaches.
+/// RAII guard during which a signal exits at once, with a line. For times at which heapbpf cannot handle it soon, and has nothing
+/// to lose: the keeper detaches what heapbpf has attached.
 #[derive(Debug)]
 pub(crate) struct ExitAtSignal(Vec<SigId>);
 
 impl ExitAtSignal {
-    /// The first SIGINT or SIGTERM, unless this process ignores it.
+    /// Exits at the first SIGINT or SIGTERM, unless this process ignores it.
     pub(crate) fn first(code: u8, farewell: Farewell) -> io::Result<Self> {
         let heeded: Vec<i32> = [libc::SIGINT, libc::SIGTERM]
             .into_iter()
@@ -171,7 +173,7 @@ impl ExitAtSignal {
         Self::listen(&heeded, 0, code, farewell)
     }
 
-    /// The second SIGINT.
+    /// Exits at the second SIGINT.
     pub(crate) fn second_interrupt(code: u8, farewell: Farewell) -> io::Result<Self> {
         Self::listen(&[libc::SIGINT], 1, code, farewell)
     }
@@ -224,12 +226,12 @@ pub(crate) struct ChildSignal {
 }
 
 impl ChildSignal {
-    /// Also unblocks SIGCHLD in the calling thread.
+    /// Creates the descriptor. Also unblocks SIGCHLD in the calling thread.
     pub(crate) fn listen() -> io::Result<Self> {
         let event = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let handled = Arc::clone(&event);
         let action = move || {
-            // `EAGAIN` means that it is readable already.
+            // `EAGAIN` means that the descriptor is readable already.
             let _ = rustix::io::write(&*handled, &1_u64.to_ne_bytes());
         };
         // SAFETY: the action makes a system call, which is async-signal-safe.
@@ -276,11 +278,11 @@ static DEFERRING: Mutex<Deferring> = Mutex::new(Deferring { depth: 0, is_default
 
 struct Deferring {
     depth: usize,
-    /// The signal would stop this process: it has no handler and is not ignored.
+    /// Whether the signal would stop this process: it has no handler and is not ignored.
     is_default: bool,
 }
 
-/// Defers the signal while at least one of these exists; the last one to be dropped sends it again.
+/// RAII guard that defers the signal while at least one guard exists; the last one to be dropped sends it again.
 #[derive(Debug)]
 pub(crate) struct Deferral(());
 
@@ -313,8 +315,8 @@ impl Drop for Deferral {
     }
 }
 
-/// Stops this process, as a terminal's Ctrl-Z does, until it is continued. Waits while that is deferred. Does nothing where no
-/// shell would continue it: the kernel discards the signal in an orphaned process group.
+/// Stops this process, as a terminal's Ctrl-Z does, until it is continued. Waits while the signal is deferred. Does nothing where
+/// no shell would continue the process: the kernel discards the signal in an orphaned process group.
 pub(crate) fn stop_process() {
     loop {
         let deferring = deferring();
@@ -339,7 +341,7 @@ extern "C" fn note(_signal: libc::c_int) {
     CAME.store(true, Ordering::Relaxed);
 }
 
-/// Returns the previous action.
+/// Sets the action of SIGTSTP. Returns the previous action.
 fn set(action: libc::sighandler_t) -> libc::sigaction {
     // SAFETY: zero is valid for every field.
     let [mut new, mut before]: [libc::sigaction; 2] = unsafe { MaybeUninit::zeroed().assume_init() };

@@ -22,13 +22,14 @@ use crate::ids::Pid;
 #[derive(Debug)]
 pub(crate) struct Spawned {
     pid: Pid,
-    /// The child continues at the first byte, and exits when this is closed.
+    /// Pipe to the child, which continues at the first byte, and exits when the pipe is closed.
     start_exec: Option<PipeWriter>,
-    /// `Command::spawn` returns after the exec, but the PID is needed before.
+    /// Result of `Command::spawn`, which returns only after the exec; the PID is needed before.
     spawner: Option<Receiver<io::Result<Child>>>,
 }
 
-/// Inherits streams, process group, environment and working directory of heapbpf, and the given signals and limits.
+/// Starts a child, which inherits streams, process group, environment and working directory of heapbpf, and the given signals and
+/// limits.
 pub(crate) fn spawn(command: Command, inherited: Inherited) -> io::Result<Spawned> {
     start(command, inherited, false)
 }
@@ -39,15 +40,15 @@ pub(crate) fn spawn_resumed(mut command: Command, inherited: Inherited) -> io::R
     start(command, inherited, true)
 }
 
-/// Has the kernel send SIGCONT to the child when the thread that starts it exits (`PR_SET_PDEATHSIG`). Programs with more rights than
-/// their caller's, and children, do not inherit that.
+/// Makes the kernel send SIGCONT to the child when the thread that starts it exits (`PR_SET_PDEATHSIG`). Programs with more
+/// rights than their caller's, and children, do not inherit that.
 pub(crate) fn resume_with_parent(command: &mut Command) {
     let before_exec = || Ok(set_parent_process_death_signal(Some(Signal::CONT))?);
     // SAFETY: the closure makes one system call on plain numbers.
     unsafe { command.pre_exec(before_exec) };
 }
 
-/// With `stays`, the thread that starts the child exits with this process.
+/// Starts a child. With `stays`, the thread that starts the child exits with this process.
 fn start(mut command: Command, inherited: Inherited, stays: bool) -> io::Result<Spawned> {
     let (mut pid_reader, mut pid_writer) = io::pipe()?;
     let (mut may_exec, start_exec) = io::pipe()?;
@@ -60,7 +61,7 @@ fn start(mut command: Command, inherited: Inherited, stays: bool) -> io::Result<
         inherited.set_streams()?;
         pid_writer.write_all(&std::process::id().to_ne_bytes())?;
         may_exec.read_exact(&mut [0])?;
-        // Last: the program's limit may not allow another descriptor.
+        // Limits come last: the program's limit may not allow another descriptor.
         inherited.restore_limits();
         Ok(())
     };
@@ -93,12 +94,13 @@ impl Spawned {
 
     pub(crate) fn start_exec(&mut self) {
         if let Some(mut start_exec) = self.start_exec.take() {
-            // A child that was killed does not read it.
+            // A child that was killed does not read the byte.
             let _ = start_exec.write_all(&[1]);
         }
     }
 
-    /// Waits until the child has called exec or exited: requires `start_exec`, and that the tracer resumes it.
+    /// Waits until the child has called exec or exited, and returns an error of its exec: requires `start_exec`, and that the
+    /// tracer resumes it.
     pub(crate) fn exec_error(&mut self) -> Option<io::Error> {
         self.spawner.take().as_ref().and_then(failure)
     }

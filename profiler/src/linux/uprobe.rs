@@ -16,8 +16,8 @@ use crate::ids::Pid;
 /// Sysfs directory of the uprobe event source (Linux 4.17).
 pub(crate) const UPROBE_SOURCE: &str = "/sys/bus/event_source/devices/uprobe";
 
-/// Probes an instruction of a file, or the returns of the function that begins there. Closing it and all links
-/// detaches. Errors: `EINVAL` for anything but an instruction of a regular file, `ESRCH`, `NotFound` without uprobes.
+/// Probes an instruction of a file, or the returns of the function that begins there. Closing the event and all links detaches.
+/// Errors: `EINVAL` for anything but an instruction of a regular file, `ESRCH`, `NotFound` without uprobes.
 pub(crate) fn open_uprobe(path: &Path, offset: u64, pid: Option<Pid>, at_return: bool) -> io::Result<OwnedFd> {
     let source = Path::new(UPROBE_SOURCE);
     let kind = fs::read_to_string(source.join("type"))?;
@@ -29,14 +29,14 @@ pub(crate) fn open_uprobe(path: &Path, offset: u64, pid: Option<Pid>, at_return:
     (attr.type_, attr.config, attr.size) = (kind, config, count(size_of::<perf_event_attr>())?);
     attr.__bindgen_anon_3.uprobe_path = path.as_ptr() as u64;
     attr.__bindgen_anon_4.probe_offset = offset;
-    // An event of all processes is one of a CPU.
+    // An event for all processes is one of a CPU.
     let (process, cpu) = pid.map_or((-1, 0), |pid| (pid.0.cast_signed(), -1));
     let (no_group, flags): (libc::c_int, _) = (-1, libc::c_ulong::from(PERF_FLAG_FD_CLOEXEC));
     // SAFETY: `attr` and its path outlive the call, which only reads them and returns a new descriptor.
     unsafe { owned(libc::syscall(libc::SYS_perf_event_open, &raw const attr, process, cpu, no_group, flags)) }
 }
 
-/// The bit of `config` that makes it a return probe: the kernel writes `config:0`.
+/// Number of the bit of `config` that selects a return probe: the kernel writes `config:0`.
 fn return_bit(format: &str) -> io::Result<u32> {
     let bit = format.trim().strip_prefix("config:").and_then(|bit| bit.parse().ok());
     bit.filter(|&bit| bit < u64::BITS).ok_or_else(|| io::ErrorKind::InvalidData.into())

@@ -1,4 +1,4 @@
-//! The way to a file or folder: from one open folder to the next, so that no name is resolved twice, and without links of users who
+//! Walks to a file or folder: from one open folder to the next, so that no name is resolved twice, and without links of users who
 //! could lead heapbpf elsewhere.
 
 use std::ffi::{OsStr, OsString};
@@ -19,7 +19,7 @@ use super::proc::mounts;
 use crate::ids::Pid;
 use crate::shown::Shown;
 
-/// Links that are followed on one way: as many as the kernel follows (`MAXSYMLINKS` in include/linux/namei.h).
+/// Maximum number of links that are followed on one way: as many as the kernel follows (`MAXSYMLINKS` in include/linux/namei.h).
 const LINKS_MAX: u32 = 40;
 const FOLDER: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 const ENTRY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -57,7 +57,7 @@ pub(crate) struct Walk {
     trusted: Vec<u32>,
     is_ours: bool,
     creates: bool,
-    /// Whose file systems must answer by themselves.
+    /// Process whose file systems must answer by themselves; `None` if that does not matter.
     answering: Option<Pid>,
     links_left: u32,
 }
@@ -77,7 +77,7 @@ impl Walk {
         Ok(Self { is_ours, ..walk })
     }
 
-    /// Whether all folders above belong to trusted users.
+    /// Whether all folders above the present one belong to trusted users.
     fn is_below_ours(&self) -> rustix::io::Result<bool> {
         let mut at = fstat(&self.at)?;
         let mut parent = openat(&self.at, "..", FOLDER, Mode::empty())?;
@@ -103,13 +103,15 @@ impl Walk {
         Ok(Self { root, at, trusted, is_ours, creates: false, answering: None, links_left: LINKS_MAX })
     }
 
-    /// As [`beneath`](Self::beneath), of a process: asks none of its file systems that does not answer by itself.
+    /// Starts in a root directory of a process like [`beneath`](Self::beneath). Makes no request to a file system of the process
+    /// that does not answer by itself.
     pub(crate) fn beneath_answering(root: &OwnedFd, uid: u32, pid: Pid) -> io::Result<Self> {
         check_answers(pid, OsStr::new("/"), root)?;
         Ok(Self { answering: Some(pid), ..Self::beneath(root, uid)? })
     }
 
-    /// From here on, folders that are missing are created for their owner alone, if what they are missing in belongs to a trusted user.
+    /// Creates missing folders from here on, for their owner alone, if the folder in which they are missing belongs to a trusted
+    /// user.
     pub(crate) fn creating(self) -> Self {
         Self { creates: true, ..self }
     }
@@ -123,7 +125,7 @@ impl Walk {
         self.trusted.contains(&stat.st_uid)
     }
 
-    /// Whether only trusted users can exchange the folders on the way, and what is in them.
+    /// Whether only trusted users can exchange the folders on the way, and their entries.
     pub(crate) fn is_ours(&self) -> bool {
         self.is_ours
     }
@@ -132,7 +134,7 @@ impl Walk {
         self.at
     }
 
-    /// Goes along a path. Its last part may be a link that `follows` leaves alone.
+    /// Goes along a path. The path's last part may be a link, which is followed only if `follows` is set.
     pub(crate) fn to(&mut self, path: &Path, follows: bool) -> Result<(), WalkError> {
         let mut components = path.components().peekable();
         while let Some(component) = components.next() {
@@ -166,12 +168,12 @@ impl Walk {
         }
     }
 
-    /// Opens what has this name here, without following or reading it.
+    /// Opens the entry with this name here, without following or reading it.
     pub(crate) fn entry(&self, name: &OsStr) -> rustix::io::Result<OwnedFd> {
         openat(&self.at, name, ENTRY, Mode::empty())
     }
 
-    /// The path in a link.
+    /// Returns the path in a link.
     pub(crate) fn read(&mut self, link: &OwnedFd) -> rustix::io::Result<OsString> {
         self.links_left = self.links_left.checked_sub(1).ok_or(Errno::LOOP)?;
         Ok(OsStr::from_bytes(readlinkat(link, "", Vec::new())?.as_bytes()).to_owned())
@@ -230,13 +232,14 @@ impl AsFd for Walk {
     }
 }
 
-/// Asks the kernel alone.
+/// Fails if the file system of an entry does not answer by itself. Requests only what the kernel has in memory.
 fn check_answers(pid: Pid, name: &OsStr, entry: &OwnedFd) -> Result<(), WalkError> {
     let answers = known::device_of(entry).is_ok_and(|found| mounts::is_local(pid, Device::of(&found)));
     if answers { Ok(()) } else { Err(WalkError::Distant(name.to_owned())) }
 }
 
-/// Whether only these users can exchange what is in a folder. In one with the sticky bit, others cannot exchange what is not theirs.
+/// Whether only these users can exchange the entries of a folder. In a folder with the sticky bit, others cannot exchange entries
+/// that are not theirs.
 fn is_of(users: &[u32], stat: &Stat) -> bool {
     let mode = Mode::from_raw_mode(stat.st_mode);
     let is_open = kind(stat) == FileType::Directory && mode.contains(Mode::WOTH) && !mode.contains(Mode::SVTX);
@@ -258,7 +261,7 @@ pub(crate) fn open_trusted(path: &Path) -> io::Result<File> {
     if Mode::from_raw_mode(stat.st_mode).intersects(Mode::WGRP.union(Mode::WOTH)) {
         return Err(denied(format!("it can be written by other users: `chmod go-w {}`", Shown::of(path))));
     }
-    // What was judged, whatever its name leads to now.
+    // Opens the file that was judged, whatever its name leads to now.
     let judged = format!("/proc/self/fd/{}", walk.as_fd().as_raw_fd());
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     Ok(openat(CWD, judged, flags, Mode::empty())?.into())

@@ -14,9 +14,9 @@ use crate::snapshot::{Scope, Snapshot};
 use crate::symbolize::sources::Sources;
 use crate::symbolize::trim::Trim;
 
-/// The session answers within a few milliseconds, except while it attaches to many processes.
+/// Time limit for an answer. The session answers within a few milliseconds, except while it attaches to many processes.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
-/// Recordings that have ended and wait for their last window. Each has all its callsites.
+/// Maximum number of recordings that have ended and wait for their last window. Each has all its callsites.
 const ENDED_MAX: usize = 2;
 
 /// A handle to the running recording. Cheap to clone, and usable from any thread and runtime. It outlives a session:
@@ -32,7 +32,7 @@ struct Shared {
     latest: AsyncMutex<Option<Taken>>,
     named: AsyncMutex<Option<(Arc<Snapshot>, Arc<Profile>)>>,
     namer: Namer,
-    /// Receives the last snapshot of each recording.
+    /// Channel that receives the last snapshot of each recording.
     ended: Mutex<Option<mpsc::Sender<Arc<Snapshot>>>>,
     progress: watch::Sender<Option<Progress>>,
 }
@@ -42,7 +42,7 @@ struct Taken {
     snapshot: Arc<Snapshot>,
 }
 
-/// Why a view receives nothing.
+/// Reason why a view receives no snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub(crate) enum Unavailable {
     #[error("nothing is being recorded")]
@@ -67,13 +67,13 @@ impl Feed {
         }))
     }
 
-    /// Requests go to the session that `control` is of, until that value is dropped.
+    /// Directs requests to the session of `control`, until that value is dropped.
     pub(crate) fn connect(&self, control: &mut Control) {
         *self.0.session.lock().unwrap_or_else(PoisonError::into_inner) = Some(control.accept());
     }
 
-    /// A snapshot of the whole recording at most `age_max` old. Callers at the same time share one. Where snapshots take
-    /// long, because millions of blocks are live, the session repeats an older one.
+    /// Returns a snapshot of the whole recording that is at most `age_max` old. Callers at the same time share one. Where
+    /// snapshots take long, because millions of blocks are live, the session repeats an older one.
     pub(crate) async fn snapshot(&self, age_max: Duration) -> Result<Arc<Snapshot>, Unavailable> {
         let asked = Instant::now();
         let mut latest = self.0.latest.lock().await;
@@ -90,19 +90,19 @@ impl Feed {
         Ok(snapshot)
     }
 
-    /// The same, with names.
+    /// Returns a profile with names of the whole recording that is at most `age_max` old.
     pub(crate) async fn profile(&self, age_max: Duration) -> Result<Arc<Profile>, Unavailable> {
         let snapshot = self.snapshot(age_max).await?;
         self.named(&snapshot).await
     }
 
-    /// The most recent snapshot, however old: the last one of a recording that has ended. `None` before the first.
+    /// Returns the most recent snapshot, however old: the last one of a recording that has ended. `None` before the first.
     pub(crate) async fn last(&self) -> Option<Arc<Snapshot>> {
         self.0.latest.lock().await.as_ref().map(|taken| Arc::clone(&taken.snapshot))
     }
 
-    /// Keeps the last snapshot of a recording for [`Feed::last`], and sends it to the receiver of [`Feed::ended`]. Returns false if that
-    /// one does not take it in time.
+    /// Keeps the last snapshot of a recording for [`Feed::last`], and sends it to the receiver of [`Feed::ended`]. Returns false
+    /// if the receiver does not take it in time.
     pub(crate) async fn end(&self, snapshot: Arc<Snapshot>) -> bool {
         let ended = self.0.ended.lock().unwrap_or_else(PoisonError::into_inner).clone();
         *self.0.latest.lock().await = Some(Taken { requested: Instant::now(), snapshot: Arc::clone(&snapshot) });
@@ -112,14 +112,14 @@ impl Feed {
         }
     }
 
-    /// The last snapshots of recordings from now on, for one receiver.
+    /// Returns the last snapshots of recordings from now on, for one receiver.
     pub(crate) fn ended(&self) -> mpsc::Receiver<Arc<Snapshot>> {
         let (sender, receiver) = mpsc::channel(ENDED_MAX);
         *self.0.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
         receiver
     }
 
-    /// The profile of the whole recording at this snapshot. The profile of one snapshot is cached.
+    /// Returns the profile of the whole recording at this snapshot. The profile of one snapshot is cached.
     pub(crate) async fn named(&self, snapshot: &Arc<Snapshot>) -> Result<Arc<Profile>, Unavailable> {
         let mut named = self.0.named.lock().await;
         if let Some((_, profile)) = named.as_ref().filter(|(of, _)| Arc::ptr_eq(of, snapshot)) {
@@ -130,8 +130,8 @@ impl Feed {
         Ok(profile)
     }
 
-    /// The window between two snapshots: its allocations and frees, and what is live at its end. Where `base` is of a
-    /// previous recording, the window starts with the recording of `end`.
+    /// Returns the window between two snapshots: its allocations and frees, and the blocks that are live at its end. Where `base`
+    /// is of a previous recording, the window starts with the recording of `end`.
     pub(crate) async fn window(&self, base: &Snapshot, end: &Snapshot) -> Result<Arc<Profile>, Unavailable> {
         self.name(Arc::new(end.since(base)), Scope::Window).await
     }
@@ -146,12 +146,12 @@ impl Feed {
         request(&self.session()?, Request::Mark).await
     }
 
-    /// Totals, drops and overhead, twice a second while something is being recorded.
+    /// Receives totals, drops and overhead, twice a second while something is being recorded.
     pub(crate) fn progress(&self) -> watch::Receiver<Option<Progress>> {
         self.0.progress.subscribe()
     }
 
-    /// For the session's listener.
+    /// Publishes progress. Called by the session's listener.
     pub(crate) fn publish(&self, progress: Option<&Progress>) {
         self.0.progress.send_replace(progress.map(|progress| Progress { top_grower: None, ..progress.clone() }));
     }

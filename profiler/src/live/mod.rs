@@ -1,4 +1,4 @@
-//! The running recording, for views that show it meanwhile: `top`, `--serve`, `--push`.
+//! The running recording, for views that show it: `top`, `--serve`, `--push`.
 
 mod feed;
 mod namer;

@@ -19,7 +19,7 @@ pub(super) struct Job {
     pub(super) reply: oneshot::Sender<Arc<Profile>>,
 }
 
-/// When it is dropped, the thread ends after its current job, which is cut short.
+/// Handle of the thread. When it is dropped, the thread ends after its current job, which is cut short.
 pub(super) struct Namer {
     jobs: Sender<Job>,
     interrupt: Interrupt,
@@ -34,7 +34,7 @@ impl Namer {
         Self { jobs, interrupt }
     }
 
-    /// A thread that has panicked drops the job, and with it the way to reply.
+    /// Sends a job. A thread that has panicked drops the job, and with it the way to reply.
     pub(super) fn send(&self, job: Job) {
         let _ = self.jobs.send(job);
     }
@@ -53,12 +53,12 @@ fn work(queue: &Receiver<Job>, interrupt: &Interrupt, trim: Trim, sources: &Sour
         if reply.is_closed() {
             continue;
         }
-        // Numbers of modules are those of one recording, and names are cached by them.
+        // Numbers of modules belong to one recording, and names are cached by them.
         if recording.replace(snapshot.started_monotonic_ns).is_some_and(|last| last != snapshot.started_monotonic_ns) {
             resolver = Resolver::sandboxed(interrupt.clone(), sources.clone());
         }
         let _ = reply.send(Arc::new(profile(&snapshot, scope, &resolver, trim)));
-        // Keeps names, and closes the files they were read from.
+        // The release keeps names, and closes the files from which they were read.
         resolver.release();
     }
 }

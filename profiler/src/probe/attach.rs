@@ -21,13 +21,13 @@ pub(crate) struct Probe {
 pub(crate) enum AttachError {
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// The kernel refuses, or the keeper has exited.
+    /// The kernel refuses the probes, or the keeper has exited.
     #[error(transparent)]
     Keeper(#[from] KeeperError),
 }
 
-/// Addresses of the probes in each mapping of their file, with their cookies. On kernels without cookies, [`Kernel::set_probes`] of
-/// these must precede [`attach`].
+/// Addresses of the probes in each mapping of their file, with their cookies. On kernels without cookies, [`Kernel::set_probes`]
+/// must be called with these addresses before [`attach`].
 pub(crate) fn addresses<'a>(
     probes: &'a [Probe],
     mappings: impl Iterator<Item = &'a Mapping> + 'a,

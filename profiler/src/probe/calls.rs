@@ -4,8 +4,8 @@
 //! sampled for the same block. That costs a second trap. Two kinds of functions need not be followed:
 //!
 //! - Leaves, from which no hooked function can be reached.
-//! - Functions that reach hooked ones only by calls from their own code. The return addresses of these calls identify nested calls
-//!   without it. (glibc's `realloc`, unless the block is null, and `posix_memalign`.)
+//! - Functions that reach hooked ones only by calls from their own code. The return addresses of these calls identify nested
+//!   calls without following the function. (glibc's `realloc`, unless the block is null, and `posix_memalign`.)
 //!
 //! What a function does that never returns, such as one that reports an error and aborts, does not matter. Code that is
 //! reached through pointers is unknown, as are calls of other modules except for functions that are known not to allocate.
@@ -23,7 +23,7 @@ use crate::ids::ModuleId;
 use crate::object::imports::slots as slots_of;
 use crate::object::module::{Module, ModuleStore};
 
-/// Instructions that are followed for one function: some milliseconds.
+/// Maximum number of instructions that are followed for one function, which takes some milliseconds.
 const INSTRUCTIONS_MAX: usize = 20_000;
 
 /// Functions of C libraries that allocate no blocks. (`__tls_get_addr` may, but not for its caller.)
@@ -59,7 +59,7 @@ const HARMLESS: &[&str] = &[
     "__tls_get_addr",
 ];
 
-/// What is known of hooked functions, read once per session.
+/// Calls of hooked functions, read once per session.
 #[derive(Debug, Default)]
 pub(crate) struct Calls {
     known: FxHashMap<(ModuleId, FileOffset), Known>,
@@ -68,16 +68,16 @@ pub(crate) struct Calls {
 /// A function that need not be followed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Inner {
-    /// It must be followed if its block is null.
+    /// Whether the function must be followed if its block is null.
     delegates_null: bool,
-    /// Hooked functions, and the addresses at which they return into this one.
+    /// Hooked functions that the function calls, and the addresses at which they return into it.
     calls: Vec<(u64, u64)>,
 }
 
 type Known = Option<Inner>;
 
 impl Calls {
-    /// Corrects which of these hooks of a process are followed.
+    /// Corrects which of a process's hooks are followed.
     pub(crate) fn refine(&mut self, hooks: &mut [ResolvedHook], modules: &ModuleStore) {
         let ids: FxHashSet<ModuleId> = hooks.iter().map(|hook| hook.module).collect();
         for id in ids {
@@ -104,7 +104,7 @@ fn may_be_refined(hook: &ResolvedHook) -> bool {
     allocates && hook.spec.delegates
 }
 
-/// Leaves the hook as it is if a list of nested callers would be too long.
+/// Applies the calls of a function to the hooks of its module. Changes nothing if a list of nested callers would be too long.
 fn apply(inner: &Inner, caller: usize, of_module: &[usize], hooks: &mut [ResolvedHook], module: &Module) {
     let mut lists: Vec<(usize, Vec<i64>)> = Vec::new();
     for &(function, returns_to) in &inner.calls {
@@ -172,7 +172,7 @@ impl<'a> ModuleCode<'a> {
         })
     }
 
-    /// `None` if the hook must be followed.
+    /// Calls of a hook's function; `None` if the hook must be followed.
     fn inner_calls(&mut self, hook: &ResolvedHook) -> Known {
         let start = address(self.module, hook)?;
         let body = start..start.checked_add(hook.size_bytes)?;
@@ -187,8 +187,8 @@ impl<'a> ModuleCode<'a> {
         Some(Inner { delegates_null, calls })
     }
 
-    /// The hooked functions that a function with this code calls, with the return addresses. `None` if it may reach any that are not
-    /// called from its own code.
+    /// The hooked functions that a function with this code calls, with the return addresses. `None` if it may reach hooked
+    /// functions that are not called from its own code.
     fn nested_in(
         &mut self,
         flow: &Flow,
@@ -223,7 +223,7 @@ impl<'a> ModuleCode<'a> {
         self.reach_none(deeper, calls_known, budget).then_some(nested)
     }
 
-    /// Whether these functions, and those that they call, reach no hooked one.
+    /// Whether no hooked function is reached by these functions and those that they call.
     fn reach_none(&mut self, mut pending: Vec<u64>, calls_known: bool, budget: &mut usize) -> bool {
         let mut seen = FxHashSet::default();
         while let Some(target) = pending.pop() {

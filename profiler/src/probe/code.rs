@@ -12,13 +12,13 @@ use crate::object::symbols::DefinedFunction;
 pub(crate) const DISTANCE_BYTES_MAX: usize = 128;
 /// Maximum length of a function whose jumps are inspected, in bytes. The longest of the allocators' functions have 8 KiB.
 const FUNCTION_BYTES_MAX: u64 = 1 << 16;
-/// Prefix of sections, and a section, whose code only jumps to other modules.
+/// Prefix of the names of sections, and the name of a section, whose code only jumps to other modules.
 const LINKAGE_SECTIONS: &str = ".plt";
 const INDIRECT_LINKAGE_SECTION: &str = ".iplt";
 
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum PlaceError {
-    /// `STT_GNU_IFUNC`: only the dynamic linker calls the symbol's code, once.
+    /// The symbol is `STT_GNU_IFUNC`: only the dynamic linker calls the symbol's code, once.
     #[error("`{0}` is an indirect function: its code only selects the real function; probe that one instead")]
     Indirect(String),
     #[error("the code at {0:#x} only jumps to another module (it is in `{1}`); probe that module's function instead")]
@@ -65,7 +65,7 @@ impl Code {
         if let Some(section) = linkage {
             return Err(PlaceError::Linkage(address.0, section.name.to_string()));
         }
-        // The segment that determines the offset's link address.
+        // Size of the segment behind the offset, in the segment that determines the offset's link address.
         let left = elf.segments.iter().filter(|segment| segment.executable).find_map(|segment| {
             let inside = offset.0.checked_sub(segment.offset.0)?;
             segment.size_bytes.checked_sub(inside).filter(|&left| left > 0)
@@ -77,7 +77,7 @@ impl Code {
         Ok(Self { bytes, whole, address })
     }
 
-    /// From the entry to the end of the instruction at this offset.
+    /// Code from the entry to the end of the instruction at this offset.
     pub(crate) fn up_to(&self, offset_in_function: u64) -> Option<&[u8]> {
         let mut decoded = Native::decode(&self.bytes, self.address.0);
         let end = decoded.find(|instruction| instruction.offset() == offset_in_function)?.end();

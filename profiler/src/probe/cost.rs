@@ -26,7 +26,7 @@ pub(crate) use crate::model::ProbeCosts as Costs;
 
 /// The hidden command that runs heapbpf as the probed process.
 pub(crate) const TARGET_COMMAND: &str = "doctor-target";
-/// Calls per measurement, and measurements of each function, whose median is used.
+/// Number of calls per measurement, and of measurements of each function, whose median is used.
 const CALLS: u32 = 400;
 const ROUNDS: usize = 9;
 
@@ -55,7 +55,7 @@ pub(crate) enum CostError {
     Target(#[from] std::io::Error),
 }
 
-/// Takes about a third of a second. Afterwards the rate of the first heap is 0.
+/// Measures the cost of probes, which takes about a third of a second. Afterwards the rate of the first heap is 0.
 pub(crate) fn calibrate(kernel: &mut Kernel, keeper: &Keeper) -> Result<Costs, CostError> {
     let subject = Subject::find().map_err(CostError::Refused)?;
     measure(kernel, keeper, &subject)
@@ -87,7 +87,7 @@ pub(crate) fn measure(kernel: &mut Kernel, keeper: &Keeper, subject: &Subject) -
     })
 }
 
-/// The first argument is the block or its size. The heap is the one whose sampling is stopped.
+/// Cookie of the probe on a function. The first argument is the block or its size. The heap is the one whose sampling is stopped.
 fn cookie(spot: Spot) -> HookCookie {
     HookCookie {
         shape: match spot {
@@ -184,7 +184,7 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        // It may have exited already.
+        // The process may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -20,12 +20,12 @@ use crate::shown::Shown;
 #[derive(Debug, Default)]
 pub(crate) struct Found<'a> {
     pub count: u64,
-    /// Probed functions by their file's path.
+    /// Names of probed functions by the path of their file.
     pub functions: BTreeMap<&'a str, Vec<&'a str>>,
     is_complete: bool,
 }
 
-/// `breakpoints` count as one probe each where no owner is listed.
+/// Finds probes of other tools. Each of `breakpoints` counts as one probe where no owner is listed.
 pub(crate) fn find<'a>(
     own: &[BorrowedFd<'_>],
     hooks: impl Iterator<Item = &'a PlannedHook>,
@@ -49,13 +49,13 @@ pub(crate) fn find<'a>(
 }
 
 impl Found<'_> {
-    /// `None` if there may be probes that the kernel does not list.
+    /// Number of probes; `None` if there may be probes that the kernel does not list.
     pub(crate) fn known_count(&self) -> Option<u64> {
         (self.count > 0 || self.is_complete).then_some(self.count)
     }
 }
 
-/// Offsets of other tools' probes.
+/// Offsets of other tools' probes, by file.
 #[derive(Debug, Default)]
 struct Listed {
     by_file: HashMap<FileIdentity, Vec<u64>>,
@@ -90,7 +90,7 @@ fn list_without(programs: &[u32]) -> io::Result<Listed> {
     let mut listed = Listed { is_complete: links.iter().all(Option::is_some), ..Listed::default() };
     let links = links.into_iter().flatten().map(|link| (link.path, link.offsets));
     for (path, offsets) in links.chain(enabled_events()) {
-        // Of a perf event, the kernel keeps the path that its owner used.
+        // For a perf event, the kernel keeps the path that its owner used.
         if path.starts_with("/proc/self") {
             listed.is_complete = false;
             continue;
@@ -103,7 +103,7 @@ fn list_without(programs: &[u32]) -> io::Result<Listed> {
     Ok(listed)
 }
 
-/// Probes of tracefs, such as those of `perf probe`, that are enabled.
+/// Enabled probes of tracefs, such as those of `perf probe`.
 fn enabled_events() -> Vec<(PathBuf, Vec<u64>)> {
     for folder in ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"].map(Path::new) {
         let Ok(text) = fs::read_to_string(folder.join("uprobe_events")) else { continue };

@@ -17,16 +17,16 @@ use crate::ids::ModuleId;
 use crate::object::elf::{Elf, Segment};
 use crate::object::module::{Module, ModuleStore};
 
-/// A function with this many copies or more is inlined.
+/// Number of copies from which on a function counts as inlined.
 const COPIES_MIN: u64 = 16;
-/// A function reads its pointers first. Copies of it read all of them.
+/// Number of instructions in which a function reads its pointers. Copies of the function read all of them.
 const HEAD_INSTRUCTIONS: usize = 12;
-/// More code than any interpreter has.
+/// Maximum size of code, which is more than any interpreter has.
 const CODE_BYTES_MAX: u64 = 256 << 20;
 /// Sections with addresses of objects, which functions read for whatever purpose.
 const GLOBAL_OFFSET_TABLES: [&str; 2] = [".got", ".got.plt"];
 
-/// A function that is inlined, so that its heap is not hooked.
+/// A function that is inlined, which is why its heap is not hooked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct InlinedFunction {
     pub heap: String,
@@ -35,11 +35,11 @@ pub(crate) struct InlinedFunction {
     pub function: &'static str,
     /// Number of other functions with a copy of it.
     pub copies: u64,
-    /// What to do instead.
+    /// Advice for the user.
     pub advice: String,
 }
 
-/// What is known of modules, read once per session.
+/// Inlined functions of modules, read once per session.
 #[derive(Debug, Default)]
 pub(crate) struct Inlined {
     known: FxHashMap<(ModuleId, String), Option<InlinedFunction>>,
@@ -90,7 +90,7 @@ fn most_copied<'a>(hooks: impl Iterator<Item = &'a ResolvedHook>, module: &Modul
         heads.push((hook.spec.function, start.0, pointers));
     }
     for &start in &code.starts {
-        // Unwind information may be of data.
+        // Unwind information may be about data.
         let Some(function) = code.function(LinkAddr(start)) else { continue };
         for place in Native::pointers_read(function, start, usize::MAX) {
             if let Some(readers) = readers.get_mut(&place) {
@@ -109,7 +109,7 @@ fn most_copied<'a>(hooks: impl Iterator<Item = &'a ResolvedHook>, module: &Modul
 /// The code of a module, by function.
 struct Code<'a> {
     segments: Vec<(&'a Segment, Vec<u8>)>,
-    /// Where functions start, by rising address.
+    /// Addresses at which functions start, in rising order.
     starts: Vec<u64>,
 }
 
@@ -124,7 +124,7 @@ impl<'a> Code<'a> {
         Some(Self { segments: elf.code().map(read).collect::<Option<_>>()?, starts })
     }
 
-    /// The function at `start`, up to the next one.
+    /// Code of the function at `start`, up to the next function.
     fn function(&self, start: LinkAddr) -> Option<&[u8]> {
         let (segment, bytes) = self.segments.iter().find(|(segment, _)| segment.contains(start))?;
         let next = self.starts.get(self.starts.partition_point(|other| *other <= start.0));

@@ -17,7 +17,7 @@ pub(crate) struct Jumps {
 }
 
 impl Jumps {
-    /// Turns hooks that only jump to another hook's code into its aliases, unless arguments or heaps differ.
+    /// Turns hooks that only jump to another hook's code into aliases of the other hook, unless arguments or heaps differ.
     pub(crate) fn merge(&mut self, hooks: Vec<ResolvedHook>, modules: &ModuleStore) -> Vec<ResolvedHook> {
         let mut remaining: Vec<ResolvedHook> = Vec::with_capacity(hooks.len());
         let mut jumping = Vec::new();
@@ -45,7 +45,7 @@ impl Jumps {
                 None => remaining.push(hook),
             }
         }
-        // Modules stay together, and the freeing hooks of each come first.
+        // Hooks of a module stay together, and the freeing hooks of each module come first.
         let order: IndexSet<ModuleId, FxBuildHasher> = remaining.iter().map(|hook| hook.module).collect();
         remaining.sort_by_key(|hook| (order.get_index_of(&hook.module), hook.spec.shape.allocates()));
         remaining

@@ -18,13 +18,13 @@ use crate::object::module::ModuleStore;
 use crate::process::address_space::AddressSpace;
 
 const BREAKPOINT: &[u8] = Native::BREAKPOINT;
-/// Bytes of code that are compared: at least an instruction's.
+/// Number of bytes of code that are compared: at least those of an instruction.
 const CODE_BYTES: usize = 8;
 
 pub(crate) type CodeLocation = (ModuleId, FileOffset);
 
-/// The locations where a process has a breakpoint that the file does not have. Unreadable memory counts as none, and so do files of
-/// file systems that may not answer: see [`presence`](super::presence).
+/// Finds the locations where a process has a breakpoint that the file does not have. Unreadable memory counts as no breakpoint,
+/// as do files of file systems that may not answer: see [`presence`](super::presence).
 pub(crate) fn breakpoints(
     space: &AddressSpace,
     modules: &ModuleStore,
@@ -38,7 +38,7 @@ fn has_breakpoint(space: &AddressSpace, modules: &ModuleStore, location: CodeLoc
         .is_some_and(|[mapped, original]| mapped.starts_with(BREAKPOINT) && !original.starts_with(BREAKPOINT))
 }
 
-/// Whether a process has the code of the file where a probe should have replaced it by a breakpoint.
+/// Whether the code of a process equals the file's where a probe should have replaced it by a breakpoint.
 pub(crate) fn lacks_breakpoint(space: &AddressSpace, modules: &ModuleStore, location: CodeLocation) -> bool {
     read(space, modules, location)
         .is_some_and(|[mapped, original]| mapped == original && !original.starts_with(BREAKPOINT))
@@ -78,7 +78,7 @@ pub(crate) fn remove(
     Ok(())
 }
 
-/// As [`remove`], for one file.
+/// Registers and unregisters an empty uprobe at each offset of one file. Takes up to 100 ms.
 pub(crate) fn remove_from(
     keeper: &Keeper,
     kind: LinkKind,

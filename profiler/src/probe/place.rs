@@ -25,7 +25,7 @@ use crate::allocator::spec::HookSpec;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlacementMode {
-    /// On the first suitable instruction, for cheap probes.
+    /// Place the probe on the first suitable instruction on which it is cheap, else at the entry if that can be probed.
     Auto,
     Entry,
 }
@@ -33,7 +33,7 @@ pub enum PlacementMode {
 /// Registers of a hook's arguments at the probed instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arguments {
-    /// Meaningless for [`CallShape::Free`].
+    /// Register of the size; meaningless for [`CallShape::Free`].
     pub size: Register,
     pub count: Option<Register>,
     pub pointer: Option<Register>,
@@ -42,14 +42,14 @@ pub struct Arguments {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     pub offset_in_function: u64,
-    /// The instruction as printed by GNU tools, with link addresses.
+    /// Text of the instruction as printed by GNU tools, with link addresses.
     pub instruction: String,
     pub class: Class,
     pub arguments: Arguments,
 }
 
-/// Fails if the entry is not a valid instruction, the kernel refuses probes in the code before a jump, or the hook needs an argument
-/// that is passed on the stack.
+/// Places a probe. Fails if the entry is not a valid instruction, the kernel refuses probes in the code before a jump, or the
+/// hook needs an argument that is passed on the stack.
 pub fn place(code: &Code, spec: &HookSpec, mode: PlacementMode, emulation: Emulation) -> Result<Placement, PlaceError> {
     place_on::<Native>(code, spec, mode, emulation)
 }
@@ -100,7 +100,7 @@ fn first_suitable<I: InstructionSet>(
 }
 
 struct Wanted {
-    /// At the entry.
+    /// Registers of the arguments at the entry.
     arguments: Arguments,
     frees: bool,
 }
@@ -116,7 +116,7 @@ impl Wanted {
         Ok(Self { arguments, frees: spec.shape == CallShape::Free })
     }
 
-    /// The registers of all arguments now, or `None` if one is lost. A free needs no size and captures no stack.
+    /// The present registers of all arguments, or `None` if one is lost. A free needs no size and captures no stack.
     fn found_in<I: InstructionSet>(&self, origins: &Origins) -> Option<Arguments> {
         if !self.frees && !I::FRAME_REGISTERS.iter().all(|&register| origins.keeps(register)) {
             return None;

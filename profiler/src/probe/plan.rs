@@ -68,7 +68,8 @@ impl PlannedHook {
     }
 }
 
-/// Shared by all heaps beyond the maximum number. With `--all`, programs may have allocators of their own, each with a heap.
+/// Name of the heap that all heaps beyond the maximum number share. With `--all`, programs may have allocators of their own, each
+/// with a heap.
 const OTHER_HEAPS: &str = "other";
 
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

@@ -1,5 +1,6 @@
-//! Whether the kernel has the page of a probe in memory. If not, placing the probe reads the file, with locks that forks of all
-//! processes wait for (`register_for_each_vma` in kernel/events/uprobes.c): a file system that does not answer would stop the machine.
+//! Checks whether the kernel has the page of a probe in memory. If not, placing the probe reads the file, with locks that forks
+//! of all processes wait for (`register_for_each_vma` in kernel/events/uprobes.c): a file system that does not answer would stop
+//! the machine.
 
 use crate::address::FileOffset;
 use crate::ids::ModuleId;

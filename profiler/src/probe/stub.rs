@@ -14,7 +14,7 @@ use crate::linux::memory::page_bytes;
 /// The instruction that a probe writes over another.
 pub(crate) const BREAKPOINT: &[u8] = Native::BREAKPOINT;
 
-/// How far jumps of stubs reach, in bytes.
+/// Maximum distance of jumps of stubs, in bytes.
 pub(crate) const REACH_BYTES: u64 = <Native as StubSet>::REACH_BYTES;
 
 /// Writes a field of a countdown.
@@ -36,8 +36,8 @@ pub(crate) struct StubCode<S = Native> {
 const ALIGNMENT: usize = 64;
 
 impl StubCode {
-    /// `filter` is the address of the live set's filter in the process, `control` that of the words by which stubs are switched on
-    /// and off.
+    /// Begins the code of stubs at `address`. `filter` is the address of the live set's filter in the process, `control` that of
+    /// the words by which stubs are switched on and off.
     pub(crate) fn new(address: u64, filter: u64, control: u64, index: SlotIndex) -> Result<Self, StubError> {
         Self::of(address, filter, control, index)
     }
@@ -67,7 +67,7 @@ impl<S: StubSet> StubCode<S> {
         self.bytes.extend(S::PADDING.iter().cycle().take(missing));
     }
 
-    /// Returns its probes.
+    /// Adds a routine. Returns the places of its probes.
     fn add(&mut self, routine: Routine) -> Vec<StubSite> {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(&routine.code);
@@ -84,7 +84,7 @@ impl<S: StubSet> StubCode<S> {
         Ok((entry, self.add(routine)))
     }
 
-    /// The image in whole pages. `entries` are stubs and their functions.
+    /// Completes the image in whole pages. `entries` are stubs and their functions.
     pub(crate) fn finish(self, entries: &[[u64; 2]]) -> Result<Vec<u8>, StubError> {
         image::complete::<S>(self.bytes, self.routines, entries)
     }

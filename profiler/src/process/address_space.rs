@@ -25,7 +25,7 @@ pub enum CodeOrigin {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MappedModule {
     pub mapping: Mapping,
-    /// `None` for generated code.
+    /// Module of the code; `None` for generated code.
     pub module: Option<ModuleId>,
 }
 
@@ -52,27 +52,27 @@ impl MappedModule {
 #[derive(Clone, Debug)]
 pub struct AddressSpace {
     pid: Pid,
-    /// By rising address, without overlaps, as of the last refresh.
+    /// Present mappings by rising address, without overlaps, as of the last refresh.
     current: Vec<MappedModule>,
-    /// Unmapped, oldest first.
+    /// Unmapped ranges, the oldest first.
     retired: Vec<MappedModule>,
     version: u64,
-    /// The module that stands for its generated code, once it has any.
+    /// The module that stands for the process's generated code, once it has any.
     generated: Option<ModuleId>,
-    /// Runtimes, once it is known to have them.
+    /// Runtimes of the process, once it is known to have them.
     interpreted: Vec<Interpreted>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-/// A runtime's code, which has no addresses of its own.
+/// Code of a runtime, which has no addresses of its own in stacks.
 pub struct Interpreted {
-    /// The first of its words in stacks.
+    /// First word that stands for the runtime's code in stacks.
     pub start: TargetAddr,
-    /// Behind its words.
+    /// End of the words that stand for the runtime's code, exclusive.
     pub end: TargetAddr,
-    /// Stands for the code.
+    /// Module that stands for the code.
     pub code: ModuleId,
-    /// Executes it: contains the interpreter loop, or the virtual machine.
+    /// Module that executes the code: it contains the interpreter loop, or the virtual machine.
     pub interpreter: ModuleId,
 }
 
@@ -93,7 +93,8 @@ impl AddressSpace {
         self.pid
     }
 
-    /// Returns the modules that were not mapped before, in mapping order. On errors, the former mappings are kept.
+    /// Reads the mappings again. Returns the modules that were not mapped before, in mapping order. On errors, the former
+    /// mappings are kept.
     pub fn refresh(&mut self, modules: &mut ModuleStore) -> Result<Vec<ModuleId>, ProcError> {
         let mappings = executable_mappings(self.pid)?;
         if mappings.is_empty() {
@@ -121,18 +122,19 @@ impl AddressSpace {
         Ok(self.modules().into_iter().filter(|module| !before.contains(module)).collect())
     }
 
-    /// The module that stands for its generated code; `None` as long as there is none, and in a replay, where mappings have it.
+    /// The module that stands for the process's generated code; `None` as long as there is none, and in a replay, where mappings
+    /// have it.
     pub(crate) fn generated(&self) -> Option<ModuleId> {
         self.generated
     }
 
-    /// As [`generated`](Self::generated), also in a replay.
+    /// The module that stands for the process's generated code, also in a replay.
     pub(crate) fn generated_module(&self, modules: &Modules) -> Option<ModuleId> {
         let mapped = || self.current.iter().chain(&self.retired).filter_map(|mapped| mapped.module);
         self.generated.or_else(|| mapped().find(|&id| modules.get(id).is_generated()))
     }
 
-    /// A forked child has its parent's generated code until it generates its own.
+    /// Sets the module of generated code. A forked child has its parent's until it generates its own.
     pub(crate) fn set_generated(&mut self, module: ModuleId) {
         self.generated = Some(module);
     }
@@ -141,7 +143,7 @@ impl AddressSpace {
         &self.interpreted
     }
 
-    /// Replaces the runtime of these words.
+    /// Sets a runtime. Replaces the one with the same words.
     pub fn set_interpreted(&mut self, interpreted: Interpreted) {
         self.interpreted.retain(|known| known.start != interpreted.start);
         self.interpreted.push(interpreted);
@@ -152,7 +154,7 @@ impl AddressSpace {
         self.current_at(address).is_some_and(|at| at.module.is_none())
     }
 
-    /// Returns what is mapped at this address, or was mapped last.
+    /// Origin of the code that is mapped at this address, or was mapped last.
     pub fn origin(&self, address: TargetAddr) -> Option<CodeOrigin> {
         if address.is_interpreted() {
             let contains = |it: &&Interpreted| it.start <= address && address < it.end;

@@ -23,7 +23,7 @@ pub struct Cgroup {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Matcher {
     Path(Vec<String>),
-    /// Prefix of an ID, in lower case.
+    /// Prefix of a container's ID, in lower case.
     Container(String),
 }
 
@@ -47,8 +47,8 @@ pub enum CgroupError {
 }
 
 impl Cgroup {
-    /// Whether a process with these memberships is in the group or a descendant. A path is that of reports, see [`of_memory`], or
-    /// begins with the directory of a version 1 hierarchy, and is of that one.
+    /// Whether a process with these memberships is in the group or a descendant. The path is that of reports, see [`of_memory`],
+    /// or begins with the directory of a version 1 hierarchy, and is of that hierarchy.
     pub fn contains(&self, memberships: &[Membership]) -> bool {
         match &self.matcher {
             Matcher::Path(names) => {

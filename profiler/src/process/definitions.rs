@@ -20,21 +20,21 @@ use crate::object::symbols::{DefinedFunction, Search, Symbols};
 #[derive(Clone, Debug)]
 pub(crate) struct Candidate {
     pub module: ModuleId,
-    /// In the target's mount namespace.
+    /// Path in the target's mount namespace.
     pub path: Arc<str>,
     pub is_executable: bool,
-    /// Without dynamic linking: calls do not leave it.
+    /// Whether the program is not linked dynamically: calls do not leave it.
     pub is_static: bool,
     pub is_go: bool,
     pub imports_operator_new: bool,
     /// Position in the dynamic linker's search order; `None` if unknown.
     pub link: Option<LinkPosition>,
-    /// By name and offset. Without indirect functions (`STT_GNU_IFUNC`), whose code is elsewhere.
+    /// Functions by name and offset, without indirect functions (`STT_GNU_IFUNC`), whose code is elsewhere.
     pub functions: Arc<[DefinedFunction]>,
 }
 
 impl Candidate {
-    /// The functions with this name: several if local ones share it.
+    /// The functions with this name: several if local functions share it.
     pub(crate) fn functions(&self, name: &str) -> &[DefinedFunction] {
         let first = self.functions.partition_point(|function| &*function.name < name);
         let named = self.functions[first..].partition_point(|function| function.name == name);
@@ -49,7 +49,8 @@ impl Candidate {
         }
     }
 
-    /// Linkers make functions of static programs local arbitrarily (`malloc` in a static-pie program with glibc).
+    /// The exported function with this name. In static programs, any function counts, because linkers make functions local
+    /// arbitrarily (`malloc` in a static-pie program with glibc).
     pub(crate) fn exported(&self, name: &str) -> Option<&DefinedFunction> {
         self.functions(name).iter().find(|function| function.global || self.is_static)
     }
@@ -59,7 +60,7 @@ impl Candidate {
 pub(crate) struct Definitions {
     names: Vec<&'static str>,
     search_internal: Vec<ModulePattern>,
-    /// Keyed by module, and whether `.symtab` was searched.
+    /// Definitions by module, and whether `.symtab` was searched.
     cache: FxHashMap<(ModuleId, bool), ModuleDefinitions>,
 }
 
@@ -69,11 +70,12 @@ struct ModuleDefinitions {
     imports_operator_new: bool,
 }
 
-/// `operator new(size_t)` and `operator new[](size_t)`.
+/// Names of `operator new(size_t)` and `operator new[](size_t)`.
 const OPERATORS_NEW: [&str; 2] = ["_Znwm", "_Znam"];
 
 impl Definitions {
-    /// `.symtab` is searched only in programs and in modules that match `search_internal`: large tables take time.
+    /// Searches modules for these names. `.symtab` is searched only in programs and in modules that match `search_internal`:
+    /// large tables take time.
     pub(crate) fn new(names: Vec<&'static str>, search_internal: Vec<ModulePattern>) -> Self {
         Self { names, search_internal, cache: FxHashMap::default() }
     }
@@ -149,8 +151,9 @@ impl Program {
         Self { path: process::executable(pid).ok(), file: maps::executable_identity(pid).ok() }
     }
 
-    /// Compares the file, because a module has the path in the first target's mount namespace, and a deleted file has
-    /// another one. On some file systems `stat` reports another device than the mapping has: then compares the path.
+    /// Whether a module is the program. Compares the file, because a module has the path in the first target's mount namespace,
+    /// and a deleted file has another one. On some file systems `stat` reports another device than the mapping has: then compares
+    /// the path.
     fn is(&self, module: &Module) -> bool {
         let file = module.image().ok().map(Image::file_identity);
         let same_path = self.path.as_deref().is_some_and(|path| path.as_os_str() == &**module.path());

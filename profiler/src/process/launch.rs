@@ -27,33 +27,33 @@ use stops::{await_stop, end_stop};
 pub(crate) use threads::retry_releases;
 use threads::{Change, OPTIONS, Threads, add_leaving};
 
-/// A hundred times as many as the largest programs make during start-up, and less than a second.
+/// Maximum number of system calls of a start-up: a hundred times as many as the largest programs make, and less than a second.
 const SYSCALLS_MAX: u32 = 20_000;
 
 /// Time limit without a system call: the program computes, or waits, which a linker does only with remote files.
 const QUIET_MAX: Duration = Duration::from_secs(1);
 
-/// Like [`QUIET_MAX`], for a process that has just started: it is likely to be past its start-up.
+/// Time limit without a system call for a process that has just started: it is likely to be past its start-up.
 const HOLD_QUIET_MAX: Duration = Duration::from_millis(20);
 
 const ALL_STOP_WAIT: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ProgramStop {
-    /// It has called exec. No instruction of the new program has run.
+    /// The program has called exec. No instruction of the new program has run.
     Exec,
     /// The process exits. None of its instructions will run, but its memory still exists.
     Exiting,
 }
 
-/// Dropping it detaches: at once, or from an uninterruptible wait by [`retry_releases`].
+/// A traced program. Dropping it detaches: at once, or from an uninterruptible wait by [`retry_releases`].
 #[derive(Debug)]
 pub(crate) struct Launch {
     tracee: Tracee,
     state: State,
     program: String,
     quiet_max: Duration,
-    /// All its threads, if it is held at its exit.
+    /// All threads of the program, if it is held at its exit.
     threads: Option<Threads>,
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct Launch {
 enum State {
     Held(Stop),
     Followed,
-    /// Stop requested; it is detached when it stops.
+    /// A stop is requested; the program is detached when it stops.
     Leaving,
     Free,
     Ended(ExitStatus),
@@ -95,7 +95,7 @@ impl Launch {
         Ok(launch)
     }
 
-    /// Like [`hold`](Self::hold), for a program of which the kernel side notes whether it has stopped it at its exec: then its
+    /// Holds a process like [`hold`](Self::hold). The kernel side notes whether it has stopped the process at its exec: then its
     /// first instruction is still to come.
     pub(crate) fn hold_at_exec(pid: Pid, note: &StopNote) -> Result<Self, LaunchError> {
         let mut launch = Self::hold(pid)?;
@@ -111,8 +111,8 @@ impl Launch {
         Ok(launch)
     }
 
-    /// Like [`hold`](Self::hold) and [`hold_at_exit`](Self::hold_at_exit); follows a process that waits uninterruptibly, as in
-    /// `vfork`. Its exit is reported even if it is reached before the stop.
+    /// Holds a process like [`hold`](Self::hold) and [`hold_at_exit`](Self::hold_at_exit); follows a process that waits
+    /// uninterruptibly, as in `vfork`. Its exit is reported even if it is reached before the stop.
     pub(crate) fn hold_child(pid: Pid) -> Result<Self, LaunchError> {
         let name = format!("process {pid}");
         let tracee = Tracee::seize_thread(Tid(pid.0), OPTIONS);
@@ -139,7 +139,7 @@ impl Launch {
         !matches!(self.state, State::Free | State::Ended(_))
     }
 
-    /// Whether it runs until its next exec, or is detached at its next stop.
+    /// Whether the program runs until its next exec, or is detached at its next stop.
     pub(crate) fn is_followed(&self) -> bool {
         matches!(self.state, State::Followed | State::Leaving)
     }
@@ -151,9 +151,9 @@ impl Launch {
         }
     }
 
-    /// Holds the program when its start-up code is mapped, unless it is in an uninterruptible wait. Calls `on_new_code`
-    /// at once, and whenever code was mapped that has not run; the argument is whether it is at an exec, before its
-    /// first instruction. Delivers signals. Blocks for a few seconds at most. On errors, the program is still held.
+    /// Holds the program when its start-up code is mapped, unless it is in an uninterruptible wait. Calls `on_new_code` at once,
+    /// and whenever code was mapped that has not run; the argument is whether the program is at an exec, before its first
+    /// instruction. Delivers signals. Blocks for a few seconds at most. On errors, the program is still held.
     pub(crate) fn step_until_loaded<E: From<LaunchError>>(
         &mut self,
         on_new_code: &mut dyn FnMut(bool) -> Result<(), E>,
@@ -215,8 +215,8 @@ impl Launch {
         Ok(StartUp { end, syscalls })
     }
 
-    /// Resumes a held program until its next exec ([`next_exec`](Self::next_exec)). Debuggers cannot attach meanwhile.
-    /// Forked children are not held. Also after a hold at its exit or a [stop](Self::stop).
+    /// Resumes a held program until its next exec ([`next_exec`](Self::next_exec)), also after a hold at its exit or a
+    /// [stop](Self::stop). Debuggers cannot attach meanwhile. Forked children are not held.
     pub(crate) fn follow_execs(&mut self) -> Result<(), LaunchError> {
         if let State::Held(stop) = self.state {
             self.tracee.run(stop).map_err(|error| self.untraceable(error))?;
@@ -229,7 +229,7 @@ impl Launch {
         self.resume_threads()
     }
 
-    /// Whether it is held at an exec, to be stepped like a new one. Delivers signals, so call it at each `SIGCHLD`, or
+    /// Whether the program is held at an exec, to be stepped like a new one. Delivers signals, so call it at each `SIGCHLD`, or
     /// periodically. Does not block.
     pub(crate) fn next_exec(&mut self) -> Result<bool, LaunchError> {
         if self.threads.is_some() {
@@ -250,8 +250,8 @@ impl Launch {
         Ok(matches!(self.state, State::Held(Stop::Exec)))
     }
 
-    /// The program runs as if it had never been traced. Fails with [`LaunchError::Unstoppable`] in an uninterruptible
-    /// wait, such as `vfork`: call this again at `SIGCHLD` or periodically.
+    /// Lets the program run as if it had never been traced. Fails with [`LaunchError::Unstoppable`] in an uninterruptible wait,
+    /// such as `vfork`: call this again at `SIGCHLD` or periodically.
     pub(crate) fn release(&mut self) -> Result<(), LaunchError> {
         if let Some(threads) = self.threads.take() {
             return self.release_threads(threads);
@@ -297,8 +297,8 @@ impl Launch {
         Ok(())
     }
 
-    /// `None` unless it is held. To be called at each `SIGCHLD`, or periodically: it delivers signals. Blocks for at
-    /// most a second, while some threads have reached their exit and others are about to.
+    /// Returns the next stop; `None` unless the program is held. To be called at each `SIGCHLD`, or periodically: it delivers
+    /// signals. Blocks for at most a second, while some threads have reached their exit and others are about to.
     pub(crate) fn next_stop(&mut self) -> Result<Option<ProgramStop>, LaunchError> {
         let Some(threads) = &mut self.threads else {
             return Ok(self.next_exec()?.then_some(ProgramStop::Exec));
@@ -315,15 +315,14 @@ impl Launch {
         Ok(matches!(self.state, State::Held(Stop::Exec)).then_some(ProgramStop::Exec))
     }
 
-    /// Stops all threads until [`follow_execs`](Self::follow_execs). False, with the program running, if it execs or
+    /// Stops all threads until [`follow_execs`](Self::follow_execs). Returns false, with the program running, if it execs or
     /// exits instead ([`next_stop`](Self::next_stop) reports it), or is not held at its exit. Fails with
-    /// [`LaunchError::Unstoppable`], with the program running, if a thread is in an uninterruptible wait, such as
-    /// `vfork`.
+    /// [`LaunchError::Unstoppable`], with the program running, if a thread is in an uninterruptible wait, such as `vfork`.
     pub(crate) fn stop(&mut self) -> Result<bool, LaunchError> {
         if !matches!(self.state, State::Followed) || self.next_stop()?.is_some() {
             return Ok(false);
         }
-        // Its exit may have been found.
+        // The exit of the program may have been found.
         if !matches!(self.state, State::Followed) {
             return Ok(false);
         }
@@ -340,7 +339,8 @@ impl Launch {
         }
     }
 
-    /// Without the first thread if it has exited before others; memory and mappings are then in `/proc/TID` of another.
+    /// Held threads of the program. The first thread is missing if it has exited before others; memory and mappings are then in
+    /// `/proc/TID` of another.
     pub(crate) fn held_threads(&self) -> Vec<(Tracee, Stop)> {
         self.threads.as_ref().map(Threads::held).unwrap_or_default()
     }
@@ -365,7 +365,8 @@ impl Launch {
         Ok(())
     }
 
-    /// False if no stop occurs in time: then it is held where it is, or followed in an uninterruptible wait.
+    /// Runs the program to its next system call. Returns false if no stop occurs in time: then it is held where it is, or
+    /// followed in an uninterruptible wait.
     fn step(&mut self, stop: Stop) -> Result<bool, LaunchError> {
         self.tracee.run_to_syscall(stop).map_err(|error| self.untraceable(error))?;
         self.state = State::Followed;
@@ -375,7 +376,7 @@ impl Launch {
             return Ok(true);
         }
         match self.interrupt() {
-            // Its stop, when it occurs, looks like one caused by a signal.
+            // The stop of the program, when it occurs, resembles one caused by a signal.
             Err(LaunchError::Unstoppable(_)) => self.state = State::Followed,
             stopped => stopped?,
         }
@@ -403,7 +404,7 @@ impl Launch {
         }
     }
 
-    /// Whether it has run no instruction of its program.
+    /// Whether the process has run no instruction of its program.
     fn is_at_entry(&self) -> bool {
         let registers = self.tracee.registers().ok().flatten();
         registers.is_some_and(|registers| entry_point(self.pid()) == Some(registers.instruction()))
@@ -414,7 +415,7 @@ impl Launch {
         Ok(info.filter(|info| info.arch == AUDIT_ARCH).and_then(|_| Loader::of(self.pid())))
     }
 
-    /// The system call at which it is stopped, and the address after its instruction.
+    /// The system call at which the program is stopped, and the address after its instruction.
     fn syscall(&self) -> Result<(u64, SyscallPhase), LaunchError> {
         let info = self.tracee.syscall_info().map_err(|error| self.untraceable(error))?;
         Ok(info.map_or((0, SyscallPhase::None), |info| (info.instruction, info.phase)))

@@ -18,22 +18,22 @@ use crate::linux::process_memory;
 const NODES_MAX: usize = 8192;
 /// Maximum number of namespaces (`dlmopen`); glibc has sixteen.
 const NAMESPACES_MAX: usize = 16;
-/// `r_state` while no object is being added or removed.
+/// Value of `r_state` while no object is being added or removed.
 const RT_CONSISTENT: u64 = 0;
 const HEADERS_MAX: u64 = 256;
 const DYNAMIC_MAX: u64 = 1024;
 
-/// Position in the search order. The program is the first of the first namespace.
+/// Position in the search order. The program is the first object of the first namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct LinkPosition {
-    /// 0 is the program's; others are created by `dlmopen`, and contain all that they can reach.
+    /// Number of the namespace. 0 is the program's; others are created by `dlmopen`, and contain all that they can reach.
     pub namespace: u16,
     pub index: u16,
 }
 
 const NAME_BYTES_MAX: u64 = 4096;
 
-/// Linkers reuse address and bias after an object is unloaded, so the path is included, as a hash.
+/// Identity of an object. Linkers reuse address and bias after an object is unloaded, so the path is included, as a hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Node {
     address: u64,
@@ -49,10 +49,11 @@ pub(crate) struct LinkMap {
 }
 
 impl LinkMap {
-    /// `None` before the start-up, for static programs, if the linker is run as the program, or if overwritten.
+    /// Reads the list of a process. `None` before the start-up, for static programs, if the linker is run as the program, or if
+    /// overwritten.
     pub(crate) fn read(pid: Pid) -> Option<Self> {
         let auxv = Auxv::read(pid)?;
-        // The linker has changed all other pages that are read, so that they are not those of a file.
+        // The linker has changed all other pages that are read, so that they are not pages of a file.
         let is_read = process_memory::is_in_memory(pid, auxv.get(libc::AT_PHDR)?).unwrap_or(true);
         let is_local = || mounts::is_local(pid, executable_identity(pid).ok()?.device()).then_some(());
         if is_read { Some(()) } else { is_local() }?;
@@ -73,15 +74,16 @@ impl LinkMap {
         Some(LinkPosition { namespace: u16::try_from(namespace).ok()?, index: u16::try_from(index).ok()? })
     }
 
-    /// Reads 32 bytes and the path of each object. Also true when the list is unreadable, after an exec or exit.
+    /// Whether the list has changed. Reads 32 bytes and the path of each object. Also true when the list is unreadable, after an
+    /// exec or exit.
     pub(crate) fn changed(&self) -> bool {
         let now = ProcessMemory::open(self.pid).and_then(|memory| walk(&memory, self.rendezvous));
         now.as_ref() != Some(&self.namespaces)
     }
 }
 
-/// Whether the linker states that the list is complete. musl's does so once all initial objects are relocated, before it calls
-/// the program (`__dls3` in ldso/dynlink.c); glibc's also before it loads them.
+/// Whether the linker states that the list is complete. musl's linker does so once all initial objects are relocated, before it
+/// calls the program (`__dls3` in ldso/dynlink.c); glibc's also before it loads them.
 pub(crate) fn is_complete(pid: Pid) -> bool {
     let read = || is_complete_in(&ProcessMemory::open(pid)?, &Auxv::read(pid)?);
     read().unwrap_or(false)
@@ -137,7 +139,7 @@ fn find_rendezvous(memory: &impl Memory, auxv: &Auxv) -> Option<u64> {
         let [tag, value] = memory.words(dynamic.checked_add(number * 16)?)?;
         match i64::from_ne_bytes(tag.to_ne_bytes()) {
             elf::DT_NULL => return None,
-            // 0 until the linker has run.
+            // The value is 0 until the linker has run.
             elf::DT_DEBUG => return Some(value).filter(|&value| value != 0),
             _ => {}
         }
@@ -170,7 +172,7 @@ fn walk_namespace(memory: &impl Memory, head: u64) -> Option<Vec<Node>> {
     let mut nodes = Vec::new();
     let mut at = head;
     while at != 0 {
-        // Also the end of a cyclic list.
+        // A cyclic list also ends here.
         if nodes.len() == NODES_MAX {
             return None;
         }
@@ -182,7 +184,7 @@ fn walk_namespace(memory: &impl Memory, head: u64) -> Option<Vec<Node>> {
     Some(nodes)
 }
 
-/// Distinguishes paths. They end at unreadable memory.
+/// Hash of a path, which distinguishes paths. A path ends at unreadable memory.
 fn name_hash(memory: &impl Memory, name: u64) -> u64 {
     const CHUNK: usize = 64;
     let mut hasher = FxHasher::default();

@@ -10,14 +10,14 @@ const PATTERN_BYTES_MAX: usize = 4096;
 
 const METACHARACTERS: [char; 5] = ['*', '?', '[', '{', '\\'];
 
-/// Without a `/`, compared with the base name of `argv[0]`, cut at `@` unless the pattern contains an `@`; with a `/`,
-/// with the whole of `argv[0]`. [`Names`] defines these for programs that overwrite `argv[0]`; whole titles match as
-/// well (`nginx: worker*`). `*` matches any characters including `/`, `?` one, `[…]` one of a set, `{a,b}` one of
+/// Pattern for programs. Without a `/`, it is compared with the base name of `argv[0]`, cut at `@` unless the pattern contains an
+/// `@`; with a `/`, with the whole of `argv[0]`. [`Names`] defines these for programs that overwrite `argv[0]`; whole titles
+/// match as well (`nginx: worker*`). `*` matches any characters including `/`, `?` one, `[…]` one of a set, `{a,b}` one of
 /// several patterns, and `\` quotes the next character. Case-sensitive.
 #[derive(Clone, Debug)]
 pub struct Pattern {
     text: String,
-    /// `None` for an exact pattern.
+    /// Compiled pattern; `None` for an exact pattern.
     glob: Option<GlobMatcher>,
 }
 
@@ -81,22 +81,22 @@ impl PartialEq for Pattern {
 
 impl Eq for Pattern {}
 
-/// A program may overwrite its arguments by a title: `postgres: 15/main: checkpointer`, `sshd: user@pts/0`. The kernel
-/// does not mark titles, but a title leaves a first argument with a blank in it and no others. Its first word names the
-/// program, and so does the executable, which also replaces a missing `argv[0]`. A path with blanks and without
-/// arguments looks like a title, unless it is the executable's.
+/// Names of a process by which patterns find it. A program may overwrite its arguments by a title:
+/// `postgres: 15/main: checkpointer`, `sshd: user@pts/0`. The kernel does not mark titles, but a title leaves a first argument
+/// with a blank in it and no others. Its first word names the program, and so does the executable, which also replaces a missing
+/// `argv[0]`. A path with blanks and without arguments resembles a title, unless it is the executable's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Names {
     /// Base names, also without the `-` of a login shell, and titles without the directory of their first word.
     pub programs: Vec<String>,
-    /// The same cut at `@`, as in Android: `composer@2.1-service` is `composer`. Titles are not cut.
+    /// The names in `programs`, cut at `@`, as in Android: `composer@2.1-service` is `composer`. Titles are not cut.
     pub cut: Vec<String>,
     /// `argv[0]`, and the first word of a title.
     pub whole: Vec<String>,
 }
 
 impl Names {
-    /// `comm` has at most 15 bytes, and is only used if nothing else names the program.
+    /// Names of a process. `comm` has at most 15 bytes, and is only used if nothing else names the program.
     pub fn of(arguments: &[String], executable: Option<&str>, comm: &str) -> Self {
         let first = arguments.first().map_or("", |first| first.trim());
         let executable = executable.filter(|path| !path.is_empty());
@@ -170,7 +170,7 @@ fn add(names: &mut Vec<String>, name: &str) {
     }
 }
 
-/// A pattern for modules. One that begins with `/` is compared with whole paths, any other with file names.
+/// A pattern for modules. A pattern that begins with `/` is compared with whole paths, any other with file names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, derive_more::Display)]
 pub struct ModulePattern(String);
 
@@ -194,7 +194,8 @@ impl ModulePattern {
     }
 }
 
-/// Extends the prefixes of the name that match by one byte of the pattern after the other. Quadratic, but names are short.
+/// Whether a pattern matches a name. Extends the prefixes of the name that match by one byte of the pattern after the other.
+/// Quadratic, but names are short.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
     let mut matched = vec![false; name.len() + 1];
     matched[0] = true;

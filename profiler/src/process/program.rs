@@ -14,7 +14,7 @@ use crate::linux::rights::Rights;
 use crate::object::image::identity_beneath;
 use crate::shown;
 
-/// Where links to programs are, besides the directory of the file.
+/// Directories of links to programs, besides the directory of the file.
 const DIRECTORIES: [&str; 6] = ["/usr/local/bin", "/usr/local/sbin", "/usr/bin", "/usr/sbin", "/bin", "/sbin"];
 const NAME_BYTES_MAX: usize = 255;
 
@@ -52,7 +52,8 @@ pub(crate) fn started_as(pid: Pid, command: &str, comm: &str) -> Option<Program>
     Some(Program { path: shown::os_text(&path).into(), started_as: shown::os_text(&link).into() })
 }
 
-/// Possible names: of `argv[0]`, which programs overwrite with a title (`redis-server *:6379`, `-bash`), then the kernel's.
+/// Possible names of the program: that of `argv[0]`, which programs overwrite with a title (`redis-server *:6379`, `-bash`), then
+/// the kernel's.
 fn names<'a>(command: &'a str, comm: &'a str) -> impl Iterator<Item = &'a str> {
     let title = command.split_whitespace().next().unwrap_or_default();
     let name = title.rsplit('/').next().unwrap_or_default().trim_start_matches('-').trim_end_matches(':');

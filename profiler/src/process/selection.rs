@@ -23,9 +23,9 @@ pub struct Selection {
     pub cgroups: Vec<Cgroup>,
     pub all: bool,
     pub exclude: Vec<Pattern>,
-    /// At the time of a scan: a new process becomes a target when it has grown.
+    /// Minimum resident memory at the time of a scan: a new process becomes a target when it has grown.
     pub min_rss_bytes: u64,
-    /// Minimum time since the start of the process, also at the time of a scan.
+    /// Minimum time since the start of the process, at the time of a scan.
     pub age_min: Duration,
 }
 
@@ -46,7 +46,7 @@ impl Selection {
         self.names_pid(facts.pid()) || self.matches_later(facts)
     }
 
-    /// For a process that starts later, or a program that one executes. PIDs do not count: they may be reused.
+    /// Whether a process that starts later, or a program that one executes, matches. PIDs do not count: they may be reused.
     pub fn matches_later(&self, facts: &ProcessFacts) -> bool {
         let names = facts.names();
         let chosen = self.all
@@ -71,7 +71,8 @@ impl Selection {
         self.is_open() && self.min_rss_bytes == 0 && self.age_min.is_zero()
     }
 
-    /// No error, as a match may start later, but worth a warning.
+    /// The part of the selection that matches no process. It is not an error, because a match may start later, but worth a
+    /// warning.
     pub fn unmatched(&self, found: &[ProcessFacts]) -> Self {
         let mut unmatched = Self { patterns: self.patterns.clone(), cgroups: self.cgroups.clone(), ..Self::default() };
         for facts in found {
@@ -90,13 +91,13 @@ impl Selection {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessFacts {
     pub identity: Identity,
-    /// The kernel's name, at most 15 bytes.
+    /// The kernel's name of the process, at most 15 bytes.
     pub comm: String,
-    /// As the process may have overwritten them.
+    /// Arguments of the process, which may have overwritten them.
     pub arguments: Vec<String>,
-    /// Path in its mount namespace. `None` if it is unreadable or was not needed.
+    /// Path of the executable in the process's mount namespace. `None` if it is unreadable or was not needed.
     pub executable: Option<PathBuf>,
-    /// Empty if they were not needed.
+    /// Groups of the process; empty if they were not needed.
     pub cgroups: Vec<Membership>,
 }
 
@@ -115,7 +116,8 @@ impl ProcessFacts {
     }
 }
 
-/// By rising PID, without this process, kernel threads and zombies. Skips selected PIDs that do not exist.
+/// Facts of all matching processes by rising PID, without this process, kernel threads and zombies. Skips selected PIDs that do
+/// not exist.
 pub(crate) fn scan(selection: &Selection) -> Result<Vec<ProcessFacts>, ProcError> {
     let mut pids = if selection.is_open() { process::all()? } else { selection.pids.clone() };
     pids.sort_unstable();
@@ -139,7 +141,7 @@ fn examine(pid: Pid, selection: &Selection, boot_ns: u64) -> Option<ProcessFacts
     (selection.matches(&facts) && is_same(&facts)).then_some(facts)
 }
 
-/// They belong to the process of `stat` if [`is_same`] holds afterwards.
+/// Reads the facts of a process. They belong to the process of `stat` if [`is_same`] holds afterwards.
 fn facts(pid: Pid, stat: Stat, selection: &Selection) -> Result<ProcessFacts, ProcError> {
     let arguments = process::arguments(pid)?;
     let executable = if Names::need_executable(&arguments) { process::executable(pid).ok() } else { None };

@@ -24,14 +24,14 @@ use crate::process::program::{Program, started_as};
 pub(crate) struct Process {
     pub pid: Pid,
     pub started: StartTime,
-    /// `argv[0]`, or the kernel's name without arguments.
+    /// `argv[0]` of the process, or the kernel's name without arguments.
     pub command: String,
     pub comm: String,
-    /// As seen from this process: see [`of_memory`](cgroup::of_memory).
+    /// Control group as seen from this process: see [`of_memory`](cgroup::of_memory).
     pub cgroup: Option<Arc<str>>,
-    /// The link that it was started by, if it was one.
+    /// Link by which the program was started, if it was one.
     pub program: Option<Program>,
-    /// With which rights, and from which root directory on, it opens files.
+    /// Rights with which the process opens files, and root directory from which on.
     pub files: FileView,
     pidfd: PidFd,
 }
@@ -95,7 +95,7 @@ impl Process {
         Identity { pid: self.pid, start_ticks: self.started }
     }
 
-    /// Whether it has exited, reaped or not.
+    /// Whether the process has exited, reaped or not.
     pub(crate) fn has_ended(&self) -> bool {
         self.pidfd.has_ended().unwrap_or(true)
     }
@@ -104,7 +104,7 @@ impl Process {
         Stat::read(self.pid).is_ok_and(|stat| !stat.is_of(self.identity()))
     }
 
-    /// For zombies, and from Linux 6.15 on also for reaped processes.
+    /// Exit of the process, for zombies, and from Linux 6.15 on also for reaped processes.
     pub(crate) fn exit_now(&self) -> Option<Exit> {
         // A zombie's status is in its `/proc` entry, a reaped process's in the pidfd.
         let zombie = || Stat::read(self.pid).ok().filter(|stat| stat.is_of(self.identity()) && stat.state == 'Z');
@@ -130,7 +130,7 @@ impl AsFd for Process {
     }
 }
 
-/// epoll removes closed descriptors, so dropping a process needs no call.
+/// Waits for exits of processes. epoll removes closed descriptors, so dropping a process needs no call.
 #[derive(Debug)]
 pub(crate) struct Exits {
     epoll: Readiness,
@@ -144,7 +144,7 @@ impl Exits {
     }
 
     pub(crate) fn add(&self, pid: Pid, pidfd: impl AsFd) -> io::Result<()> {
-        // Reported once: a pidfd stays readable.
+        // An exit is reported once: a pidfd stays readable.
         let flags = EventFlags::IN | EventFlags::ONESHOT;
         Ok(epoll::add(&self.epoll, pidfd, EventData::new_u64(u64::from(pid.0)), flags)?)
     }

@@ -19,13 +19,13 @@ use tokio_rustls::TlsConnector;
 use super::endpoint::{Backend, Endpoint, Header};
 use crate::http::{self, AGENT, ConnectError};
 
-/// The rest of an answer is not read: the reasons that servers give are short.
+/// Maximum number of bytes of an answer that are read: the reasons that servers give are short.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 
-/// A message that precedes each request of gRPC: a flag for compression, and the length.
+/// Size of the frame that precedes a message of gRPC: a flag for compression, and the length.
 const FRAME_BYTES: usize = 5;
 
-/// Why there is no answer.
+/// Reason why there is no answer.
 #[derive(Debug, Error)]
 pub(super) enum Failure {
     #[error(transparent)]
@@ -57,7 +57,7 @@ pub(super) struct Client {
 
 struct Connection {
     sender: Sender,
-    /// Drives the connection, and ends with it.
+    /// Task that drives the connection, and ends with it.
     _driver: JoinSet<()>,
 }
 
@@ -80,7 +80,7 @@ impl Client {
         &self.endpoint
     }
 
-    /// Sends a request. After a failure, the next one uses a new connection.
+    /// Sends a request. After a failure, the next request uses a new connection.
     pub(super) async fn post(&mut self, body: &Bytes) -> Result<Answer, Failure> {
         let time_max = self.time_max;
         let answer = timeout(time_max, self.attempt(body)).await.unwrap_or(Err(Failure::Time(time_max)));
@@ -181,7 +181,7 @@ impl Sender {
     }
 }
 
-/// Reads an answer up to a limit. Returns whether that is all of it: the connection can be used again.
+/// Reads an answer up to a limit. Returns whether it was read completely: only then can the connection be used again.
 async fn read(answer: Response<Incoming>) -> Result<(Answer, bool), hyper::Error> {
     let (head, mut incoming) = answer.into_parts();
     let mut answer =
@@ -207,7 +207,7 @@ fn framed(backend: Backend, body: &Bytes) -> Bytes {
 }
 
 impl Answer {
-    /// A header, or a trailer of that name.
+    /// Value of a header, or of a trailer of that name.
     pub(super) fn field(&self, name: &str) -> Option<&str> {
         let field: Option<&HeaderValue> = self.trailers.get(name).or_else(|| self.headers.get(name));
         field.and_then(|value| value.to_str().ok())

@@ -11,7 +11,7 @@ use thiserror::Error;
 
 const HTTPS_PORT: u16 = 443;
 
-/// What a server speaks.
+/// Protocol of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, strum::EnumIter)]
 #[strum(serialize_all = "lowercase")]
 pub(crate) enum Backend {
@@ -28,7 +28,7 @@ impl Backend {
         self.into()
     }
 
-    /// The port by convention, for connections without TLS.
+    /// Port by convention, for connections without TLS.
     fn port(self, is_grpc: bool) -> u16 {
         match (self, is_grpc) {
             (Self::Pyroscope, _) => 4040,
@@ -56,17 +56,17 @@ impl Backend {
     }
 }
 
-/// A server, and how to reach it.
+/// Address of a server, and the protocol of its requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Endpoint {
     pub(crate) backend: Backend,
-    /// gRPC over HTTP/2; otherwise HTTP/1.1.
+    /// Whether to use gRPC over HTTP/2; otherwise HTTP/1.1.
     pub(super) is_grpc: bool,
     pub(super) is_tls: bool,
-    /// A name or an address, without the brackets of IPv6.
+    /// Name or address of the host, without the brackets of IPv6.
     pub(super) host: String,
     pub(super) port: u16,
-    /// Of requests, with a prefix for servers behind a proxy.
+    /// Path of requests, with a prefix for servers behind a proxy.
     pub(super) path: String,
     text: String,
 }
@@ -88,7 +88,7 @@ pub(crate) enum EndpointError {
 }
 
 impl Endpoint {
-    /// The host and port of HTTP's `Host`.
+    /// Host and port for HTTP's `Host`.
     pub(super) fn authority(&self) -> String {
         match self.host.contains(':') {
             true => format!("[{}]:{}", self.host, self.port),
@@ -160,14 +160,14 @@ pub(crate) struct Header {
     pub(super) value: HeaderValue,
 }
 
-/// Headers that follow from the request itself.
+/// Headers that follow from the request itself and cannot be set.
 const RESERVED: [HeaderName; 7] =
     [HOST, CONTENT_TYPE, CONTENT_ENCODING, CONTENT_LENGTH, TRANSFER_ENCODING, CONNECTION, TE];
 
 impl FromStr for Header {
     type Err = String;
 
-    /// Errors do not repeat the value, which may be a secret.
+    /// Parses a header. Errors do not repeat the value, which may be a secret.
     fn from_str(text: &str) -> Result<Self, String> {
         let (name, value) =
             text.split_once(':').ok_or("not a header; write it like `X-Scope-OrgID: tenant`".to_owned())?;

@@ -12,21 +12,21 @@ use crate::model::{Pod, TargetProfile, Workload};
 /// The kubelet's log directories, as seen by the first process of the host: heapbpf may run in a container.
 const POD_LOGS: &str = "/proc/1/root/var/log/pods";
 const HOSTNAME: &str = "/proc/sys/kernel/hostname";
-/// Kubernetes' name of the node, which manifests set (`spec.nodeName`).
+/// Environment variable with Kubernetes' name of the node, which manifests set (`spec.nodeName`).
 const NODE_NAME: &str = "NODE_NAME";
 /// Maximum number of pods on a node, by far: Kubernetes supports 110.
 const PODS_MAX: usize = 4096;
 
 const NAME_CHARS_MAX: usize = 128;
 const VALUE_CHARS_MAX: usize = 256;
-/// Maximum number of `--label`. With heapbpf's own, fewer than the 30 that Pyroscope allows.
+/// Maximum number of `--label`. With heapbpf's own labels, fewer than the 30 that Pyroscope allows.
 pub(crate) const LABELS_MAX: usize = 16;
 
 /// A label of heapbpf's own, by the name that back ends with Prometheus' rules receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, EnumString)]
 #[strum(serialize_all = "snake_case")]
 pub(super) enum Name {
-    /// The systemd service, or the process's name.
+    /// Name of the systemd service, or of the process.
     #[strum(serialize = "service", serialize = "service_name")]
     Service,
     Host,
@@ -34,14 +34,14 @@ pub(super) enum Name {
     Comm,
     Cgroup,
     ContainerId,
-    /// Kubernetes namespace.
+    /// Name of the Kubernetes namespace.
     Namespace,
     Pod,
     PodUid,
 }
 
 impl Name {
-    /// By OpenTelemetry's conventions for resources.
+    /// Name of the label by OpenTelemetry's conventions for resources.
     fn otlp(self) -> &'static str {
         match self {
             Self::Service => "service.name",
@@ -57,7 +57,7 @@ impl Name {
     }
 }
 
-/// `--label NAME=VALUE`. The name of one of heapbpf's own labels replaces that one.
+/// A label `--label NAME=VALUE`. The name of one of heapbpf's own labels replaces that label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct UserLabel {
     name: String,
@@ -87,7 +87,7 @@ impl FromStr for UserLabel {
     }
 }
 
-/// Fails for more than [`LABELS_MAX`] labels and for names that servers cannot distinguish.
+/// Checks labels. Fails for more than [`LABELS_MAX`] labels and for names that servers cannot distinguish.
 pub(crate) fn check(labels: &[UserLabel]) -> Result<(), String> {
     if labels.len() > LABELS_MAX {
         return Err(format!("`--label` was given {} times; the limit is {LABELS_MAX}", labels.len()));
@@ -101,7 +101,7 @@ pub(crate) fn check(labels: &[UserLabel]) -> Result<(), String> {
     Ok(())
 }
 
-/// The labels of one target, or of several that have the same.
+/// The labels of one target, or of several that have the same ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Labels {
     own: Vec<(Name, String)>,
@@ -109,7 +109,7 @@ pub(super) struct Labels {
 }
 
 impl Labels {
-    /// By Prometheus' rules for names, in their order, without duplicates.
+    /// Labels by Prometheus' rules for names, in the order of names, without duplicates.
     pub(super) fn prometheus(&self) -> Vec<(String, String)> {
         let service = |name: Name| if name == Name::Service { "service_name" } else { name.into() };
         let own = self.own.iter().map(|(name, value)| (service(*name).to_owned(), value.clone()));
@@ -119,7 +119,7 @@ impl Labels {
         labels
     }
 
-    /// Attributes of a resource.
+    /// Labels as attributes of a resource.
     pub(super) fn otlp(&self) -> Vec<(String, String)> {
         // The number of the process is a number in the resource already.
         let own = self.own.iter().filter(|(name, _)| *name != Name::Pid);
@@ -135,7 +135,7 @@ impl Labels {
     }
 }
 
-/// Letters, digits and `_`, not starting with a digit.
+/// Name that consists of letters, digits and `_`, not starting with a digit.
 fn legacy_name(name: &str) -> String {
     let name: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
     if name.starts_with(|c: char| c.is_ascii_digit()) { format!("_{name}") } else { name }
@@ -149,12 +149,12 @@ fn clean(value: &str) -> String {
 pub(super) struct Labeller {
     host: String,
     user: Vec<UserLabel>,
-    /// Namespace and name of pods by UID; `None` for those that have no directory.
+    /// Namespace and name of pods by UID; `None` for pods that have no directory.
     pods: HashMap<String, Option<(String, String)>>,
     pod_logs: &'static str,
 }
 
-/// In a pod, the hostname is the pod's.
+/// Name of the host. In a pod, the hostname is the pod's, so the node's name takes precedence.
 fn host(node: Option<String>) -> String {
     let hostname = || fs::read_to_string(HOSTNAME).unwrap_or_default().trim().to_owned();
     node.filter(|node| !node.is_empty()).unwrap_or_else(hostname)

@@ -1,6 +1,6 @@
-//! Requests of Pyroscope (`push/v1/push.proto`) and Parca (`parca/profilestore/v1alpha1/profilestore.proto`), with the
-//! fields that heapbpf sets, and replies of OTLP. Encoded requests of several series can be concatenated: that of the
-//! whole list.
+//! Requests of Pyroscope (`push/v1/push.proto`) and Parca (`parca/profilestore/v1alpha1/profilestore.proto`), with the fields
+//! that heapbpf sets, and replies of OTLP. Encoded requests of several series can be concatenated: the result is the request of
+//! the whole list.
 
 use prost::Message;
 
@@ -12,7 +12,7 @@ pub(super) struct Label {
     pub(super) value: String,
 }
 
-/// A pprof file, compressed.
+/// A compressed pprof file.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct RawSample {
     #[prost(bytes = "vec", tag = "1")]

@@ -1,5 +1,5 @@
-//! `--push`: ends a window of the running recording every few seconds and sends it to a server. A thread of its own does
-//! all of it, so that the recording waits neither for the server nor for the disk.
+//! Implementation of `--push`: ends a window of the running recording every few seconds and sends it to a server. A thread of its
+//! own does all of this, so that the recording waits neither for the server nor for the disk.
 //!
 //! ```text
 //! Feed ─▶ window ─▶ payload ─▶ queue ─▶ sender ─▶ client ─▶ server

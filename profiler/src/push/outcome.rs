@@ -1,4 +1,4 @@
-//! What an answer means: whether the request was accepted, must not be repeated, or may be repeated, and when.
+//! Meaning of an answer: whether the request was accepted, must not be repeated, or may be repeated, and when.
 
 use std::time::{Duration, SystemTime};
 
@@ -12,22 +12,22 @@ use super::client::Answer;
 use super::endpoint::{Backend, Endpoint};
 use crate::shown;
 
-/// Longer ones are not waited for: the server may be replaced meanwhile.
+/// Maximum pause requested by a server: the server may be replaced in a longer one.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
 const REASON_CHARS_MAX: usize = 200;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// Some of the profiles may have been rejected, for a reason.
+    /// The server has accepted the request. Some of the profiles may have been rejected, for a reason.
     Accepted {
         rejected: u64,
         reason: String,
     },
     Refused(String),
     Retry {
-        /// How long the server asks to wait.
+        /// Time that the server requests to wait.
         after: Option<Duration>,
-        /// The request itself may be the cause: it is repeated a few times only.
+        /// Whether the request itself may be the cause: it is repeated a few times only.
         is_suspect: bool,
         reason: String,
     },
@@ -48,7 +48,7 @@ impl Outcome {
     }
 }
 
-/// OTLP's answer can reject some profiles; the others have no content.
+/// Outcome of an accepted request. OTLP's answer can reject some profiles; the others have no content.
 fn accepted(backend: Backend, message: &[u8]) -> Outcome {
     let response = match backend {
         Backend::Otlp => ExportProfilesServiceResponse::decode(message).unwrap_or_default(),
@@ -86,7 +86,7 @@ fn of_status(answer: &Answer) -> Outcome {
     }
 }
 
-/// Codes of gRPC (doc/statuscodes.md). OTLP's specification lists those that may be repeated.
+/// Outcome by a code of gRPC (doc/statuscodes.md). OTLP's specification lists the codes after which a request may be repeated.
 fn of_code(code: Option<u8>, answer: &Answer) -> Outcome {
     let message = answer.field("grpc-message").unwrap_or_default();
     let name = match code {
@@ -110,14 +110,14 @@ fn of_code(code: Option<u8>, answer: &Answer) -> Outcome {
     let reason = reason.trim_end_matches([':', ' ']).to_owned();
     let retry = |is_suspect| Outcome::Retry { after: None, is_suspect, reason: reason.clone() };
     match code {
-        // `PERMISSION_DENIED` and `UNAUTHENTICATED`: credentials that have expired are replaced.
+        // The codes include `PERMISSION_DENIED` and `UNAUTHENTICATED`: credentials that have expired are replaced.
         Some(1 | 4 | 7 | 8 | 10 | 11 | 14 | 15 | 16) => retry(false),
         None | Some(2 | 13) => retry(true),
         Some(_) => Outcome::Refused(reason),
     }
 }
 
-/// Seconds, or a date.
+/// Pause that the server requests, in seconds, or until a date.
 fn retry_after(answer: &Answer, now: SystemTime) -> Option<Duration> {
     let text = answer.headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     let after = match text.parse() {

@@ -1,4 +1,4 @@
-//! Requests of a window: what a server receives of it, encoded.
+//! Encoded requests with the profiles of a window.
 
 use std::io::{self, Write};
 
@@ -13,21 +13,22 @@ use crate::model::{Profile, TargetProfile};
 use crate::report::series::{Series, SeriesValues};
 use crate::report::{View, otlp_series, pprof_series};
 
-/// Processes of a window that have series of their own in any case, and at most: the largest, if they are older than the
-/// window. All others share the series of their other labels.
+/// Number of processes of a window that have series of their own in any case, and maximum number: the largest ones, if they are
+/// older than the window. All others share the series of their other labels.
 const PIDS_ALWAYS: usize = 16;
 const PIDS_MAX: usize = 100;
 
-/// Series are added to a request up to this size: one that a server refuses should take few others with it.
+/// Size up to which series are added to a request: a request that a server refuses should take few others with it.
 const REQUEST_BYTES: usize = 256 << 10;
-/// Targets and bytes of a request of OTLP, whose tables are of the whole request. The collector accepts 4 MiB by default.
+/// Maximum number of targets and of bytes of a request of OTLP, whose tables are of the whole request. The collector accepts 4
+/// MiB by default.
 const RESOURCES_MAX: usize = 16;
 const OTLP_BYTES_MAX: usize = 3 << 20;
 
 /// The body of a request: a protobuf message, for OTLP compressed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Payload {
-    /// Number of series or resources in it.
+    /// Number of series or resources in the request.
     pub(super) profiles: u32,
     pub(super) body: Vec<u8>,
 }
@@ -56,7 +57,7 @@ pub(super) fn payloads(backend: Backend, profile: &Profile, labeller: &mut Label
 
 type Group<'a> = (Labels, Vec<&'a TargetProfile>);
 
-/// Targets by their labels. Bounds the number of series of a window, and keeps processes that exit soon from starting
+/// Groups targets by their labels. Bounds the number of series of a window, and keeps processes that exit soon from starting
 /// series.
 fn groups<'a>(profile: &Profile, mut targets: Vec<&'a TargetProfile>, labeller: &mut Labeller) -> Vec<Group<'a>> {
     let start_ns = profile.window.map_or(profile.started_unix_ns, |window| window.start_unix_ns);
@@ -81,7 +82,7 @@ fn groups<'a>(profile: &Profile, mut targets: Vec<&'a TargetProfile>, labeller: 
     groups
 }
 
-/// Encodes groups, and concatenates small requests: that of all their series.
+/// Encodes groups, and concatenates small requests: the result is the request of all their series.
 fn batched(
     groups: Vec<Group<'_>>,
     encode: impl Fn(&Labels, &[&TargetProfile]) -> io::Result<Vec<u8>>,
@@ -100,7 +101,7 @@ fn batched(
     Ok(payloads)
 }
 
-/// One profile with all four values. `__delta__` states that the allocated ones are of the window: otherwise the server
+/// One profile with all four values. `__delta__` states that allocated amounts are those of the window: otherwise the server
 /// subtracts the previous profile's, as it must for Go's heap profiles.
 fn pyroscope_series(labels: &Labels, series: &Series<'_>) -> io::Result<Vec<u8>> {
     let samples = vec![RawSample { raw_profile: pprof_series(series, SeriesValues::All)? }];
@@ -108,7 +109,8 @@ fn pyroscope_series(labels: &Labels, series: &Series<'_>) -> io::Result<Vec<u8>>
     Ok(pyroscope::PushRequest { series: vec![pyroscope::RawProfileSeries { labels, samples }] }.encode_to_vec())
 }
 
-/// Two profiles: for Parca, one with a duration is of that period and is added up, and one without is of a point in time.
+/// Two profiles: for Parca, a profile with a duration is of that period and is added up, and a profile without one is of a point
+/// in time.
 fn parca_series(labels: &Labels, series: &Series<'_>) -> io::Result<Vec<u8>> {
     let samples = [SeriesValues::Allocated, SeriesValues::LiveAtEnd].map(|values| pprof_series(series, values));
     let samples =
@@ -117,7 +119,7 @@ fn parca_series(labels: &Labels, series: &Series<'_>) -> io::Result<Vec<u8>> {
     Ok(parca::WriteRawRequest { series: vec![parca::RawProfileSeries { labels, samples }] }.encode_to_vec())
 }
 
-/// `memory` is the name of heap profiles in both systems.
+/// Labels with the name `memory`, which heap profiles have in both systems.
 fn named(labels: &Labels, more: &[(&str, &str)]) -> Vec<Label> {
     let more = more.iter().map(|&(name, value)| (name.to_owned(), value.to_owned()));
     let name = [("__name__".to_owned(), "memory".to_owned())];
@@ -125,7 +127,7 @@ fn named(labels: &Labels, more: &[(&str, &str)]) -> Vec<Label> {
     labels.map(|(name, value)| Label { name, value }).collect()
 }
 
-/// Halves the list until a request is small enough.
+/// Encodes targets for OTLP. Halves the list until a request is small enough.
 fn otlp(profile: &Profile, part: &[(&TargetProfile, Labels)], payloads: &mut Vec<Payload>) -> io::Result<()> {
     let targets: Vec<&TargetProfile> = part.iter().map(|(target, _)| *target).collect();
     let attributes = |target: &TargetProfile| {

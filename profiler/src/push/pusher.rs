@@ -26,11 +26,12 @@ use crate::http::tls::{self, TlsError};
 use crate::live::Feed;
 use crate::snapshot::Snapshot;
 
-/// Time for the last window, after the recording.
+/// Time limit for the last window, after the recording.
 const END_TIME_MAX: Duration = Duration::from_secs(10);
-/// Time for the thread to end after that, or after an interruption. A server can keep it busy with what precedes an answer.
+/// Time limit for the thread to end after that, or after an interruption. A server can keep the thread busy with data that
+/// precedes an answer.
 const THREAD_TIME_MAX: Duration = Duration::from_secs(1);
-/// A request may take two windows.
+/// Bounds of the time limit of a request, which is two windows.
 const REQUEST_TIME_MIN: Duration = Duration::from_secs(5);
 const REQUEST_TIME_MAX: Duration = Duration::from_secs(30);
 
@@ -42,7 +43,7 @@ pub(crate) struct PushConfig {
     pub(crate) headers: Vec<Header>,
     pub(crate) tls: Option<Tls>,
     pub(crate) labels: Vec<UserLabel>,
-    /// Length of a window.
+    /// Time that a window covers.
     pub(crate) every: Duration,
     /// Folder of the queue; `None` for the default.
     pub(crate) queue: Option<PathBuf>,
@@ -54,7 +55,7 @@ pub(crate) struct PushConfig {
 pub(crate) struct Tls(Arc<ClientConfig>);
 
 impl Tls {
-    /// `None` for connections without TLS.
+    /// Configuration of TLS; `None` for connections without TLS.
     pub(crate) fn of(endpoint: &Endpoint, ca_file: Option<&Path>) -> Result<Option<Self>, TlsError> {
         endpoint.is_tls.then(|| tls::config(ca_file, endpoint.is_grpc).map(Self)).transpose()
     }
@@ -68,17 +69,17 @@ pub(crate) enum PushError {
     Thread(io::Error),
 }
 
-/// How far the end of pushing is.
+/// Stage of the end of pushing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Recording,
     /// The recording has ended.
     Ending,
-    /// The user does not want to wait.
+    /// The user has interrupted, and does not want to wait.
     Interrupted,
 }
 
-/// Pushes until it is finished.
+/// A running pusher, which pushes until it is finished.
 pub(crate) struct Pusher {
     thread: JoinHandle<()>,
     stage: watch::Sender<Stage>,
@@ -94,7 +95,7 @@ impl Pusher {
         warn: impl Fn(&str) + Send + 'static,
     ) -> Result<Self, PushError> {
         let queue = open_queue(&config)?;
-        // A server that sends without end always has data: its time is up after any of them.
+        // A server that sends without end always has data: the time limit is checked after any of them.
         let runtime =
             Builder::new_current_thread().enable_all().event_interval(1).build().map_err(PushError::Thread)?;
         let time_max = config.every.saturating_mul(2).clamp(REQUEST_TIME_MIN, REQUEST_TIME_MAX);
@@ -112,12 +113,12 @@ impl Pusher {
         Ok(Self { thread, stage, status, endpoint })
     }
 
-    /// The counters, as they change.
+    /// Receiver of the counters, as they change.
     pub(crate) fn status(&self) -> watch::Receiver<PushStatus> {
         self.status.clone()
     }
 
-    /// Sends the last window, for a few seconds at most, or until `stop` resolves. What the server does not accept stays
+    /// Sends the last window, for a few seconds at most, or until `stop` resolves. Requests that the server does not accept stay
     /// in the queue. Returns one line for the summary.
     pub(crate) async fn finish(self, stop: impl Future<Output = ()>) -> String {
         self.stage.send_replace(Stage::Ending);
@@ -145,7 +146,7 @@ impl Pusher {
     }
 }
 
-/// The folder of an earlier run with the same URL, so that it continues with that run's requests.
+/// Opens the queue of an earlier run with the same URL, so that this run continues with its requests.
 fn open_queue(config: &PushConfig) -> Result<Queue, PushError> {
     let digest = Sha256::digest(config.endpoint.to_string());
     let digest: String = digest[..8].iter().map(|byte| format!("{byte:02x}")).collect();
@@ -154,12 +155,12 @@ fn open_queue(config: &PushConfig) -> Result<Queue, PushError> {
     if let Some(folder) = &config.queue {
         return open(folder).map_err(|error| PushError::Queue(folder.clone(), error));
     }
-    // The first folder of several, of a unit with `StateDirectory=`.
+    // The folder is the first of several, of a unit with `StateDirectory=`.
     let state = std::env::var_os("STATE_DIRECTORY").and_then(|paths| std::env::split_paths(&paths).next());
     let first = state.map_or_else(|| SYSTEM_FOLDER.into(), |folder| folder.join("push"));
     open(&first).or_else(|error| {
         let temporary = std::env::temp_dir().join(format!("heapbpf-push-{}", geteuid().as_raw()));
-        // A file system that cannot be written to, as in containers.
+        // The file system cannot be written to, as in containers.
         open(&temporary).map_err(|_| PushError::Queue(first, error))
     })
 }
@@ -177,7 +178,7 @@ fn run(
     let mut windows = Windows { feed, ended, shared, labeller, config, base: Arc::default() };
     let until = |expected: Stage| async move {
         let reached = stage.clone().wait_for(|stage| *stage as u8 >= expected as u8).await.map(|_| ());
-        // Without the pusher, nobody waits.
+        // Fails only if the pusher has stopped, and then no one is waiting.
         drop(reached);
     };
     let too_long = async {
@@ -206,19 +207,19 @@ struct Windows<'a> {
     shared: &'a Shared,
     labeller: Labeller,
     config: &'a PushConfig,
-    /// The end of the previous window. The first window starts with the recording.
+    /// The snapshot at the end of the previous window. The first window starts with the recording.
     base: Arc<Snapshot>,
 }
 
 impl Windows<'_> {
-    /// Until the recording has ended.
+    /// Runs until the recording has ended.
     async fn run(&mut self, mut stage: watch::Receiver<Stage>) {
         let every = self.config.every;
         let mut ticks = interval_at(Instant::now() + every, every);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
         while *stage.borrow_and_update() == Stage::Recording {
             tokio::select! {
-                // In order: a window of the next recording would discard the rest of this one.
+                // The branches are in this order because a window of the next recording would discard the rest of this one.
                 biased;
                 Some(last) = self.ended.recv() => self.end_recording(last).await,
                 _ = ticks.tick() => self.end_window().await,
@@ -239,7 +240,7 @@ impl Windows<'_> {
             Ok(_) => self.shared.update(|status| status.windows_delayed += 1),
             Err(error) => {
                 tracing::debug!(%error, "no window ended");
-                // Between two recordings, the last window of the first.
+                // Between two recordings, this is the last window of the first.
                 if !self.end_last().await && self.base.started_unix_ns > 0 {
                     self.shared.update(|status| status.windows_delayed += 1);
                 }
@@ -247,15 +248,15 @@ impl Windows<'_> {
         }
     }
 
-    /// The rest of a recording, of which windows may have ended already. Recordings that follow each other faster than windows have one
-    /// each.
+    /// Adds the rest of a recording, of which windows may have ended already. Recordings that follow each other faster than
+    /// windows have one window each.
     async fn end_recording(&mut self, last: Arc<Snapshot>) {
         if !Arc::ptr_eq(&last, &self.base) {
             self.add(last).await;
         }
     }
 
-    /// The rest of the last recording, if it was not sent.
+    /// Adds the rest of the last recording, if it was not sent. Returns whether there was one.
     async fn end_last(&mut self) -> bool {
         let last = self.feed.last().await.filter(|last| !Arc::ptr_eq(last, &self.base));
         let is_new = last.is_some();

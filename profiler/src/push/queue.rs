@@ -20,16 +20,16 @@ use crate::linux::folder::Folder;
 const MAGIC: [u8; 8] = *b"heapbpf\x01";
 const HEADER_BYTES: usize = 24;
 const EXTENSION: &str = ".push";
-/// Limit of requests in memory that cannot be written to the folder.
+/// Maximum size of requests in memory that cannot be written to the folder.
 const MEMORY_BYTES_MAX: u64 = 8 << 20;
 
 #[derive(Debug)]
 struct Entry {
     number: u64,
     profiles: u32,
-    /// Of the body and, on disk, the header.
+    /// Size of the body and, on disk, the header.
     bytes: u64,
-    /// `None` on disk.
+    /// Body of the request; `None` if it is on disk.
     body: Option<Bytes>,
 }
 
@@ -44,18 +44,18 @@ pub(super) struct Pending {
 #[derive(Debug)]
 pub(super) struct Queue {
     folder: Folder,
-    /// No other process uses the folder.
+    /// Lock of the folder, so that no other process uses it.
     _lock: OwnedFd,
     bytes_max: u64,
     entries: VecDeque<Entry>,
     next: u64,
     bytes: u64,
-    /// The last request failed: new ones are written to the folder at once.
+    /// Whether the last request failed: new requests are written to the folder at once.
     spills: bool,
     drops: Drops,
-    /// Number of the request that is being sent, and why it was dropped meanwhile.
+    /// Number of the request that is being sent, and the reason for dropping it meanwhile, if it was dropped.
     sending: Option<(u64, Option<DropReason>)>,
-    /// Why a file could not be written or read.
+    /// Error that occurred when a file was written or read.
     error: Option<io::Error>,
 }
 
@@ -68,7 +68,7 @@ impl Queue {
             io::ErrorKind::WouldBlock => io::Error::other("another heapbpf uses it for the same URL"),
             _ => error,
         })?;
-        // Fails now rather than after the first failed request.
+        // A file is created to fail now rather than after the first failed request.
         drop(Replacement::create_at(folder.place("test")?, 0o600)?);
         let mut queue = Self {
             folder,
@@ -93,12 +93,12 @@ impl Queue {
         for (name, _) in self.folder.entries()? {
             let Some(name) = name.to_str() else { continue };
             if name.starts_with(TEMPORARY_PREFIX) {
-                // A crash left it incomplete.
+                // A crash left the file incomplete.
                 let _ = self.folder.remove(name.as_ref());
                 continue;
             }
             let number = name.strip_suffix(EXTENSION).filter(|number| number.len() == 20);
-            // Another one follows each.
+            // The highest number is not valid, because another one follows each.
             let number = number.and_then(|number| number.parse::<u64>().ok()).filter(|number| *number < u64::MAX);
             let Some(number) = number else { continue };
             match self.header(number) {
@@ -118,7 +118,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Profiles and size of a file, from its header.
+    /// Reads profiles and size of a file from its header.
     fn header(&self, number: u64) -> io::Result<(u32, u64)> {
         let mut file = self.folder.open(&file_name(number))?;
         let mut header = [0; HEADER_BYTES];
@@ -141,7 +141,7 @@ impl Queue {
         self.trim();
     }
 
-    /// The oldest request. Damaged files are removed and counted.
+    /// Returns the oldest request. Damaged files are removed and counted.
     pub(super) fn front(&mut self) -> Option<Pending> {
         loop {
             let Entry { number, profiles, body, .. } = self.entries.front()?;
@@ -163,7 +163,7 @@ impl Queue {
         }
     }
 
-    /// Removes a request that was sent or refused. It may have been dropped meanwhile: returns whether it was there.
+    /// Removes a request that was sent or refused. Returns whether it was in the queue: it may have been dropped meanwhile.
     pub(super) fn remove(&mut self, number: u64) -> bool {
         let is_front = self.entries.front().is_some_and(|entry| entry.number == number);
         if is_front {
@@ -181,8 +181,8 @@ impl Queue {
         }
     }
 
-    /// Writes requests to the folder until the queue is empty again: after a failure, and at the end. Those that cannot
-    /// be written stay in memory, within a limit.
+    /// Writes requests to the folder until the queue is empty again: after a failure, and at the end. Requests that cannot be
+    /// written stay in memory, within a limit.
     pub(super) fn spill(&mut self) {
         self.spills = true;
         for index in 0..self.entries.len() {
@@ -207,7 +207,7 @@ impl Queue {
         self.trim();
     }
 
-    /// Counts what remains in memory at the end.
+    /// Writes the remaining requests to the folder, and counts those that stay in memory as dropped.
     pub(super) fn close(&mut self) {
         self.spill();
         while let Some(index) = self.entries.iter().position(|entry| entry.body.is_some()) {
@@ -320,7 +320,7 @@ fn file_name(number: u64) -> String {
     format!("{number:020}{EXTENSION}")
 }
 
-/// Profiles contain paths and names of functions. In `/tmp`, another user may have created the folder.
+/// Makes a folder private: profiles contain paths and names of functions. In `/tmp`, another user may have created the folder.
 fn private(folder: Folder) -> io::Result<Folder> {
     let status = folder.stat()?;
     if status.st_uid != geteuid().as_raw() {

@@ -1,4 +1,4 @@
-//! Sends the requests of the queue, in order, and repeats what fails.
+//! Sends the requests of the queue, in order, and repeats failed ones.
 
 use std::cell::{Cell, RefCell};
 use std::hash::{BuildHasher, RandomState};
@@ -12,7 +12,8 @@ use super::outcome::Outcome;
 use super::queue::{Pending, Queue};
 use super::status::{DropReason, PushStatus};
 
-/// Repetitions of a request to which the server responds with an error of its own: other requests wait meanwhile.
+/// Maximum number of repetitions of a request to which the server responds with an error of its own: other requests wait
+/// meanwhile.
 const SUSPECT_ATTEMPTS_MAX: u32 = 10;
 /// The first pause, and the longest, which is four windows.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
@@ -20,12 +21,12 @@ const PAUSE_FIRST: Duration = Duration::from_secs(1);
 const PAUSE_LONGEST: Duration = Duration::from_secs(60);
 const WARNING_PERIOD: Duration = Duration::from_secs(60);
 
-/// What the windows and the sender share, on one thread.
+/// State that the windows and the sender share, on one thread.
 pub(super) struct Shared {
     pub(super) queue: RefCell<Queue>,
-    /// A request was added.
+    /// Notified when a request was added.
     pub(super) added: Notify,
-    /// The last request was added: those that fail are kept for the next run.
+    /// Whether the last request was added: failed requests are kept for the next run.
     pub(super) is_ending: Cell<bool>,
     pub(super) ending: Notify,
     pub(super) status: watch::Sender<PushStatus>,
@@ -44,7 +45,7 @@ impl Shared {
         }
     }
 
-    /// No request follows.
+    /// Notes that no request follows.
     pub(super) fn end(&self) {
         self.is_ending.set(true);
         self.ending.notify_one();
@@ -117,7 +118,7 @@ impl Pauses {
         Self { first, longest: every.saturating_mul(4).clamp(first, PAUSE_LONGEST), failures: 0 }
     }
 
-    /// At least what the server requests; otherwise half to all of a pause that doubles.
+    /// Returns the next pause: at least the one that the server requests; otherwise half to all of a pause that doubles.
     fn next(&mut self, after: Option<Duration>, random: f64) -> Duration {
         let doubled = self.first.saturating_mul(1 << self.failures.min(16)).min(self.longest);
         self.failures += 1;
@@ -125,7 +126,7 @@ impl Pauses {
     }
 }
 
-/// From 0 to 1.
+/// Returns a random number from 0 to 1.
 fn random() -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "any number")]
     let random = RandomState::new().hash_one(0) as f64;
@@ -136,7 +137,7 @@ pub(super) struct Sender<'a> {
     client: Client,
     shared: &'a Shared,
     pauses: Pauses,
-    /// Number of the request at the front, and how often it was suspected.
+    /// Number of the request at the front, and how often the request was suspected.
     suspect: (u64, u32),
 }
 
@@ -145,7 +146,7 @@ impl<'a> Sender<'a> {
         Self { client, shared, pauses: Pauses::new(every), suspect: (0, 0) }
     }
 
-    /// Sends until the recording has ended, and then what is left; ends at the first failure after that.
+    /// Sends until the recording has ended, and then the remaining requests; ends at the first failure after that.
     pub(super) async fn run(mut self) {
         loop {
             let front = self.shared.queue.borrow_mut().front();
@@ -176,7 +177,7 @@ impl<'a> Sender<'a> {
         }
     }
 
-    /// Fails if the request is to be repeated: with the pause that the server requests, and the reason.
+    /// Sends a request. Fails if the request is to be repeated: with the pause that the server requests, and the reason.
     async fn send(&mut self, request: Pending) -> Result<(), (Option<Duration>, String)> {
         let outcome = match self.client.post(&request.body).await {
             Ok(answer) => Outcome::of(self.client.endpoint(), &answer),
@@ -194,7 +195,7 @@ impl<'a> Sender<'a> {
         Ok(())
     }
 
-    /// Whether the request was repeated often enough.
+    /// Counts a suspect request. Returns whether the request was repeated often enough.
     fn suspect(&mut self, number: u64) -> bool {
         let attempts = if self.suspect.0 == number { self.suspect.1 + 1 } else { 1 };
         self.suspect = (number, attempts);

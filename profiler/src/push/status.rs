@@ -2,17 +2,17 @@
 
 use strum::{EnumCount, EnumIter, IntoEnumIterator, IntoStaticStr};
 
-/// Why a profile was not stored by the server.
+/// Reason why the server has not stored a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, EnumCount, EnumIter, IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub(crate) enum DropReason {
-    /// The oldest ones, when the queue exceeds its limit.
+    /// The queue exceeded its limit, and the oldest profiles were dropped.
     QueueFull,
     /// The server refused the request, for a reason that repeating it does not change.
     Refused,
     /// The server accepted the request, but not these profiles.
     Rejected,
-    /// The queue's files could not be written, and the memory for such requests is full.
+    /// The files of the queue could not be written, and the memory for such requests is full.
     DiskError,
     /// A file of the queue is damaged or cannot be read.
     Corrupt,
@@ -24,7 +24,7 @@ impl DropReason {
     }
 }
 
-/// Numbers of profiles dropped, by reason.
+/// Number of profiles dropped, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Drops([u64; DropReason::COUNT]);
 
@@ -33,7 +33,7 @@ impl Drops {
         self.0[reason as usize] += profiles;
     }
 
-    /// Takes back what was counted and has arrived.
+    /// Subtracts profiles that were counted and have arrived.
     pub(super) fn retract(&mut self, reason: DropReason, profiles: u64) {
         self.0[reason as usize] = self.0[reason as usize].saturating_sub(profiles);
     }
@@ -51,29 +51,29 @@ impl Drops {
     }
 }
 
-/// Counters since heapbpf started. A profile is what one process, or several with the same labels, had in one window.
+/// Counters since heapbpf started. A profile has the amounts of one process, or of several with the same labels, in one window.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PushStatus {
-    /// Windows that ended.
+    /// Number of windows that ended.
     pub(crate) windows: u64,
-    /// Times at which a window could not end, because the recording did not answer: the next one is longer.
+    /// Number of times that a window could not end, because the recording did not answer: the next one is longer.
     pub(crate) windows_delayed: u64,
-    /// Profiles that the server has accepted.
+    /// Number of profiles that the server has accepted.
     pub(crate) pushed: u64,
-    /// Bytes of the requests with these, without headers.
+    /// Size of the requests with accepted profiles, without headers.
     pub(crate) pushed_bytes: u64,
-    /// Profiles that wait, on disk or in memory.
+    /// Number of profiles that wait, on disk or in memory.
     pub(crate) queued: u64,
     pub(crate) queued_bytes: u64,
     pub(crate) drops: Drops,
-    /// Requests that failed and were repeated.
+    /// Number of requests that failed and were repeated.
     pub(crate) retries: u64,
-    /// The server did not accept the last request, because of this.
+    /// Reason why the server did not accept the last request.
     pub(crate) failing: Option<String>,
 }
 
 impl PushStatus {
-    /// `12 windows, 24 profiles (120.3 KiB) pushed to URL; 2 queued; 3 dropped (queue_full 3)`
+    /// Summary as in `12 windows, 24 profiles (120.3 KiB) pushed to URL; 2 queued; 3 dropped (queue_full 3)`.
     pub(crate) fn summary(&self, endpoint: &str) -> String {
         let size = bytesize::ByteSize(self.pushed_bytes);
         let count = |number: u64, noun: &str| format!("{number} {noun}{}", if number == 1 { "" } else { "s" });

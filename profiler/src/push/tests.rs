@@ -1,4 +1,4 @@
-//! The queue on disk, requests of windows, and connections to servers that misbehave.
+//! Tests of the queue on disk, of requests of windows, and of connections to servers that misbehave.
 
 mod payload;
 mod queue;

@@ -1,6 +1,7 @@
-//! Opens files that targets name, and files that they have mapped from file systems that other machines or programs serve (NFS, FUSE).
-//! A process of its own does that, with the rights of the target's user, so a report shows nothing that this user could not read; a file
-//! system that never answers stops that process alone. Files of such file systems come as copies, which can always be read.
+//! Opens files that targets name, and files that they have mapped from file systems that other machines or programs serve (NFS,
+//! FUSE). A separate process, the reader, does that with the rights of the target's user. So a report shows nothing that this
+//! user could not read, and a file system that never answers stops that process alone. Files of such file systems come as copies,
+//! which can always be read.
 
 mod reach;
 mod serve;
@@ -29,26 +30,27 @@ use crate::linux::{known, signals};
 pub(crate) use reach::{Unanswered, reach};
 pub use serve::serve;
 
-/// The hidden command of the process.
+/// The hidden command that runs the reader.
 pub const COMMAND: &str = "reader";
-/// Within this time, a file system answers. Local ones do in microseconds.
+/// Time within which a file system must answer. Local file systems answer in microseconds.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
-/// The same once the user has interrupted heapbpf, and waits for its end.
+/// Time within which a file system must answer once the user has interrupted heapbpf and waits for its end.
 const ANSWERS_AT_END_WITHIN: Duration = Duration::from_millis(200);
-/// Between checks for interrupts.
+/// Time between checks for interrupts.
 const POLL: Duration = Duration::from_millis(50);
 /// Slowest transfer of a copy, in bytes per second.
 const COPY_RATE_MIN: u64 = 16 << 20;
-/// An answer within this time, plus that of a copy, is not slow.
+/// Time within which an answer is not slow, apart from the time of a copy.
 const SLOW: Duration = Duration::from_millis(100);
-/// Time beyond that which a file system may take in total. Then it counts as one that does not answer.
+/// Time beyond [`SLOW`] that the answers of a place may take in total. A place that takes longer counts as one that does not
+/// answer.
 const DELAY_MAX: Duration = Duration::from_secs(3);
-/// After this time, a place that did not answer is tried again; after each further try, twice as long.
+/// Time after which a place that did not answer is tried again. The time doubles after each further try.
 const TRIES_AGAIN_AFTER: Duration = Duration::from_secs(60);
 const TRIES_AGAIN_AFTER_MAX: Duration = Duration::from_secs(3600);
 /// Maximum number of places that are remembered.
 const PLACES_MAX: usize = 4096;
-/// Folders below one root directory that may stay silent. Then none below it is tried.
+/// Number of folders below one root directory that may stay silent before all folders below it count as silent.
 const SILENT_FOLDERS_MAX: usize = 3;
 /// Maximum number of idle readers, one for the rights of each user.
 const READERS_MAX: usize = 8;
@@ -57,13 +59,13 @@ const COPY_BYTES_MAX: u64 = 256 << 20;
 const ANSWER_BYTES_MAX: usize = 256;
 const REQUEST_BYTES_MAX: usize = 1 << 13;
 
-/// What is to be opened, beneath a root directory that links cannot leave.
+/// A file to be opened, beneath a root directory that links cannot leave.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted<'a> {
     pub(crate) path: &'a Path,
-    /// The path's last part may be a link.
+    /// Whether the path's last part may be a link.
     pub(crate) follows: bool,
-    /// The file must belong to one of these users.
+    /// The users to one of whom the file must belong, if any.
     pub(crate) owners: Option<[u32; 2]>,
     pub(crate) bytes_max: u64,
 }
@@ -72,14 +74,14 @@ pub(crate) struct Wanted<'a> {
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub(crate) file: File,
-    /// Of a copy: what it is a copy of.
+    /// The file of which `file` is a copy, if it is one.
     pub(crate) original: Option<Original>,
 }
 
 /// A file that a target has mapped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Mapped<'a> {
-    /// Not opened for reading (`O_PATH`).
+    /// A file that is not opened for reading (`O_PATH`).
     File(&'a File),
     /// A path beneath a root directory.
     At(&'a File, &'a Path),
@@ -88,10 +90,10 @@ pub(crate) enum Mapped<'a> {
 /// A regular file that a target has mapped.
 #[derive(Debug)]
 pub(crate) enum Module {
-    /// Its file system answers by itself.
+    /// A file whose file system is local, and which can be read directly.
     Local(File),
     Distant {
-        /// `None` if the file is larger than the copy that was wanted.
+        /// The copy; `None` if the file is larger than the copy may be.
         copy: Option<File>,
         original: Original,
         /// The file itself, which is not opened for reading (`O_PATH`).
@@ -99,7 +101,7 @@ pub(crate) enum Module {
     },
 }
 
-/// A file that is not opened here.
+/// Identity and attributes of a file that the agent does not read itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Original {
     pub(crate) device: Device,
@@ -125,7 +127,7 @@ pub(crate) enum ReadError {
     Io(#[from] io::Error),
 }
 
-/// With a descriptor: of the root directory, or of the file where there is no path.
+/// A request, which is sent with a descriptor: of the root directory, or of the file if there is no path.
 #[derive(Debug, Serialize, Deserialize)]
 enum Request {
     Open { path: Vec<u8>, follows: bool, owners: Option<[u32; 2]>, bytes_max: u64 },
@@ -138,15 +140,15 @@ enum Request {
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
-    /// The file follows.
+    /// The file is attached.
     Opened,
-    /// A copy of so many bytes follows.
+    /// A copy of this many bytes is being made; another answer follows.
     Copying(u64),
-    /// A copy follows, and the file itself.
+    /// A copy and the file itself are attached.
     Copied(Original),
-    /// The file itself follows, of which no copy was made because of its size.
+    /// The file itself is attached; it is too large for a copy.
     Large(Original),
-    /// The bytes follow.
+    /// The bytes are attached as a file in memory.
     Read(Original),
     Identified(Original),
     Reached,
@@ -159,7 +161,7 @@ enum Failure {
     NotRegular,
     TooLarge,
     Foreign,
-    /// An error number.
+    /// The error number of a system call.
     System(i32),
 }
 
@@ -188,8 +190,8 @@ pub(crate) fn open(rights: &Rights, root: &File, wanted: Wanted<'_>) -> Result<O
     }
 }
 
-/// Opens a mapped file with these rights, or those of heapbpf, and copies it if it has at most so many bytes and its file system does not
-/// answer by itself.
+/// Opens a mapped file with these rights, or with heapbpf's if `None`. Copies the file if it has at most this many bytes and its
+/// file system is not local.
 pub(crate) fn open_mapped(
     rights: Option<&Rights>,
     mapped: Mapped<'_>,
@@ -231,7 +233,7 @@ pub(crate) fn read(
     }
 }
 
-/// Finds which regular file a path leads to. `device` is that of its folder, if it is known.
+/// Returns which regular file a path leads to. `device` is that of the path's folder, if known.
 pub(crate) fn identify(
     rights: &Rights,
     root: &File,
@@ -245,7 +247,7 @@ pub(crate) fn identify(
     }
 }
 
-/// Makes the kernel map the page of an address of a process, from this file (`O_PATH`). The reader has the rights of heapbpf.
+/// Makes the kernel map the page at an address of a process, from this file (`O_PATH`). The reader has the rights of heapbpf.
 pub(crate) fn touch(file: &File, pid: Pid, address: u64) -> Result<(), ReadError> {
     let place = Place::of(file)?;
     match answer(None, &place, &Request::Touch { pid, address }, file)? {
@@ -258,12 +260,13 @@ fn bytes_of(path: &Path) -> Vec<u8> {
     path.as_os_str().as_bytes().to_vec()
 }
 
-/// Ends when it is dropped.
+/// A reader process, which ends when this is dropped.
 #[derive(Debug)]
 struct Reader {
     #[cfg(not(test))]
     process: Companion,
-    /// Unit tests cannot start heapbpf. Rights are those of a thread, so this has others than its process.
+    /// A thread in place of the process, since unit tests cannot start heapbpf. Rights belong to a thread, so this one can have
+    /// others than the process.
     #[cfg(test)]
     thread: Channel,
 }
@@ -278,7 +281,7 @@ impl Reader {
         self.process.channel().ok_or_else(lost)
     }
 
-    /// Does not wait for its end: a file system may keep it.
+    /// Does not wait for the reader's end, which a file system may delay.
     fn abandon(self) {
         self.process.abandon();
     }
@@ -299,7 +302,7 @@ impl Reader {
     fn abandon(self) {}
 }
 
-/// What answers together.
+/// A place of files, which counts as answering or silent as a whole.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Place {
     Device(Device),
@@ -336,13 +339,14 @@ impl Silence {
     }
 }
 
-/// Not locked while a reader works: one file system must not delay the others.
+/// The idle readers, and what is known of places. It is not locked while a reader works: one file system must not delay the
+/// others.
 #[derive(Debug, Default)]
 struct Readers {
-    /// By the rights that they have taken on.
+    /// Idle readers by the rights that they have taken on.
     idle: HashMap<Option<Rights>, Reader>,
     silent: HashMap<Place, Silence>,
-    /// Time beyond that of answers that are not slow.
+    /// Time beyond that of answers that are not slow, in total for each place.
     delays: HashMap<Place, Duration>,
 }
 
@@ -416,7 +420,7 @@ fn answer(
             readers.note_silence(place);
             reader.abandon();
         }
-        // It has exited, or answers what was not asked.
+        // The reader has exited, or sent an answer that cannot be understood.
         Err(ReadError::Io(error)) if error.raw_os_error().is_none() => reader.abandon(),
         Err(_) => readers.put_back(rights, reader),
         Ok(answered) => {
@@ -475,12 +479,12 @@ fn ask(reader: &Reader, request: &Request, given: &File) -> Result<Answered, Rea
     }
 }
 
-/// Of a slow transfer.
+/// Returns the time of a copy or read of this many bytes at the slowest rate.
 fn time_of(bytes: u64) -> Duration {
     Duration::from_millis(bytes.saturating_mul(1000) / COPY_RATE_MIN)
 }
 
-/// Not an error of the system's.
+/// Error for a reader that has exited. It has no error number, unlike errors of system calls.
 fn lost() -> io::Error {
     io::Error::other("the reader of files has exited")
 }

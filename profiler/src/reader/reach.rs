@@ -1,4 +1,4 @@
-//! Whether files that the user's own configuration names can be opened at all: caches, and folders of debug files.
+//! Checks whether files that the user's own configuration names can be opened at all: caches, and folders of debug files.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,12 +14,12 @@ use crate::shown::Shown;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{}` does not answer", Shown::of(.point))]
 pub(crate) struct Unanswered {
-    /// Where it is mounted.
+    /// Mount point of the file system.
     pub(crate) point: PathBuf,
 }
 
-/// Checks that the file systems on the way to a file or folder of this machine answer, with these rights or those of heapbpf. Asks only
-/// those that do not answer by themselves.
+/// Checks that the file systems on the way to a file or folder of this machine answer, with these rights, or with heapbpf's if
+/// `None`. Asks only file systems that are not local.
 pub(crate) fn reach(rights: Option<&Rights>, path: &Path) -> Result<(), Unanswered> {
     let Some(Distant { device, point }) = mounts::first_distant(path) else { return Ok(()) };
     let root = || openat(CWD, "/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(io::Error::from);
@@ -27,7 +27,7 @@ pub(crate) fn reach(rights: Option<&Rights>, path: &Path) -> Result<(), Unanswer
     let ask = || answer(rights, &Place::Device(device), &Request::Reach { path: bytes_of(&path) }, &root()?.into());
     match ask() {
         Err(ReadError::Silent) => Err(Unanswered { point }),
-        // What it has instead of a file is for the caller to find.
+        // Other errors are left to the caller, who opens the path.
         _ => Ok(()),
     }
 }

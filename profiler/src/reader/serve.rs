@@ -23,10 +23,11 @@ use crate::linux::proc::process::entry_path;
 use crate::linux::rights::Rights;
 use crate::linux::walk::{Walk, WalkError};
 
-/// A user can be in 65,536 groups (`NGROUPS_MAX` in include/uapi/linux/limits.h), each of at most 5 bytes here.
+/// Maximum size of a message with rights: a user can be in 65,536 groups (`NGROUPS_MAX` in include/uapi/linux/limits.h), each of
+/// which takes at most 5 bytes.
 const RIGHTS_BYTES_MAX: usize = 1 << 19;
 
-/// Answers requests with the rights that the first message has, until the agent closes the channel.
+/// Answers requests with the rights in the first message, until the agent closes the channel.
 pub fn serve() -> io::Result<()> {
     close_inherited();
     close_outputs()?;
@@ -41,7 +42,7 @@ pub(super) fn answer_requests(channel: &Channel) -> io::Result<()> {
     let uid = rights.map_or_else(|| geteuid().as_raw(), |rights| rights.uid());
     while let Some((request, descriptors)) = channel.receive_value(REQUEST_BYTES_MAX)? {
         let given = descriptors.into_iter().next().ok_or(io::ErrorKind::InvalidData)?;
-        // What was opened is closed by now, because that can wait for the file system too.
+        // `answer` has closed the other files that it opened, because closing can wait for the file system too.
         match answer(channel, uid, given, request) {
             Ok((answer, files)) => {
                 let descriptors: Vec<BorrowedFd<'_>> = files.iter().map(|file| file.as_fd()).collect();
@@ -121,7 +122,8 @@ fn answer(channel: &Channel, uid: u32, given: OwnedFd, request: Request) -> Resu
         }
         Request::Reach { path } => {
             let attributes = |path: &Path| statx(CWD, path, AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS);
-            // The last folder that exists is asked itself, because the kernel may have the names.
+            // The file system is asked for the last folder of the path that exists, because the kernel may know the names without
+            // asking it.
             let path = Path::new(OsStr::from_bytes(&path));
             let _ = path.ancestors().find(|path| attributes(path).is_ok());
             Ok((Answer::Reached, Vec::new()))
@@ -130,7 +132,7 @@ fn answer(channel: &Channel, uid: u32, given: OwnedFd, request: Request) -> Resu
     }
 }
 
-/// Opens what was judged, whatever its name leads to now.
+/// Opens a file that was judged, whatever its name leads to now.
 fn open(found: &File) -> Result<File, Failure> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     Ok(File::from(openat(CWD, format!("/proc/self/fd/{}", found.as_raw_fd()), flags, Mode::empty())?))
@@ -149,7 +151,7 @@ fn deliver(channel: &Channel, found: File, file: File, bytes_max: u64) -> Result
     Ok((Answer::Copied(original), vec![copy(file, original.size_bytes)?, found]))
 }
 
-/// Returns also its owner. Opening a device or pipe can have effects.
+/// Checks that a file is regular, since opening a device or pipe can have effects. Returns the file's identity and its owner.
 fn judge(file: &File) -> Result<(Original, u32), Failure> {
     let metadata = file.metadata()?;
     if !metadata.is_file() {

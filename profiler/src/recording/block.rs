@@ -5,7 +5,7 @@
 //! block    kind 2 · flags 2 · stored bytes 4 · raw bytes 4 · crc32 of these and of the stored bytes 4      then the stored bytes
 //! ```
 //!
-//! Little endian; stored bytes are compressed with zstd. Both lengths are bounded, whatever a file contains.
+//! Numbers are little endian; stored bytes are compressed with zstd. Both lengths are bounded, whatever a file contains.
 
 use std::io::{self, Read};
 
@@ -14,16 +14,16 @@ use thiserror::Error;
 /// Start of every recording. The first byte is not text, so that the file is not taken for a text file.
 pub(crate) const MAGIC: [u8; 8] = *b"\x89HEAPBPF";
 pub(crate) const VERSION_MAJOR: u16 = 2;
-/// Incremented for additions that a reader may skip.
+/// Minor version, which is incremented for additions that a reader may skip.
 pub(crate) const VERSION_MINOR: u16 = 6;
 
 pub const FILE_HEADER_BYTES: usize = 16;
 pub(crate) const BLOCK_HEADER_BYTES: usize = 16;
 /// Maximum size of a block's contents, before and after compression.
 pub(crate) const BLOCK_BYTES_MAX: usize = 16 << 20;
-/// Compresses about 500 MB/s; higher levels gain little on packed entries.
+/// Level of zstd. This one compresses about 500 MB/s; higher levels gain little on packed entries.
 const COMPRESSION_LEVEL: i32 = 1;
-/// Flag: the next block continues this one.
+/// Flag of a block that the next block continues.
 const GOES_ON: u16 = 1;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,12 +31,12 @@ pub struct Kind(pub u16);
 
 impl Kind {
     pub const ENTRIES: Self = Self(1);
-    /// A part of the state that replaces older blocks.
+    /// Part of the state that replaces older blocks.
     pub const FOLD: Self = Self(2);
     pub const NAMES: Self = Self(3);
     pub const END: Self = Self(4);
     pub const SYMBOLIZATION: Self = Self(5);
-    /// Starts of functions without names.
+    /// Starts of functions that have no names.
     pub const FUNCTION_STARTS: Self = Self(6);
 
     fn is_known(self) -> bool {
@@ -160,7 +160,8 @@ pub fn read_block(file: &mut impl Read) -> Result<Option<Block>, BlockError> {
     Ok(Some(Block { kind, goes_on, bytes, stored_bytes: (BLOCK_HEADER_BYTES + stored_bytes) as u64 }))
 }
 
-/// Reads this many bytes, or fewer if the file ends. The buffer grows with what is read: lengths in files may be wrong.
+/// Reads this many bytes, or fewer if the file ends. The buffer grows with the bytes that are read: lengths in files may be
+/// wrong.
 pub(super) fn read_up_to(file: &mut impl Read, count: usize) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(count as u64).read_to_end(&mut bytes)?;

@@ -30,9 +30,9 @@ pub enum Step {
     Joined { pid: Pid, ledger: LedgerId },
     /// Events of a process go to no ledger.
     Left { pid: Pid },
-    /// The target exited, and reports include it. `closed` is when its live blocks were last sampled, if ever.
+    /// The target exited, and reports include it. `closed` is the time at which its live blocks were last sampled, if ever.
     Ended { ledger: LedgerId, closed: Option<MonotonicNanos> },
-    /// All callsites were sampled.
+    /// All callsites of a ledger were sampled.
     Sampled { ledger: LedgerId, point: TimelinePoint },
     /// The executable mappings of a target changed. Contains all of them, by ascending address.
     Mapped { ledger: LedgerId, mappings: Vec<MappedRange> },
@@ -45,22 +45,22 @@ pub struct MappedRange {
     pub start: TargetAddr,
     pub end: TargetAddr,
     pub offset: FileOffset,
-    /// `None` for generated code without names.
+    /// Module of the range; `None` for generated code without names.
     pub module: Option<ModuleId>,
 }
 
-/// What is known besides events. Written as JSON: readers skip unknown fields and kinds.
+/// A fact besides events. Written as JSON: readers skip unknown fields and kinds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Fact {
     Session(SessionFacts),
-    /// State of a target; replaces earlier ones.
+    /// State of a target; replaces earlier states.
     Target(LedgerId, TargetRecord),
     Module(ModuleFacts),
     Health(Box<HealthFacts>),
     Mark(Mark),
-    /// Name of a thread; replaces earlier ones.
+    /// Name of a thread; replaces earlier names.
     Thread(LedgerId, ThreadFacts),
-    /// Samples of where the resident memory is.
+    /// Samples of the places of the resident memory.
     Memory(LedgerId, MemoryFacts),
 }
 
@@ -70,7 +70,7 @@ pub struct SessionFacts {
     pub started_unix_ns: u64,
     pub started_monotonic_ns: u64,
     pub interval_bytes: u64,
-    /// Callsites distinguish the allocating threads.
+    /// Whether callsites distinguish the allocating threads.
     pub by_thread: bool,
     pub arguments: Vec<String>,
     pub version: String,
@@ -79,7 +79,7 @@ pub struct SessionFacts {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThreadFacts {
     pub tid: Tid,
-    /// `/proc/PID/task/TID/comm`.
+    /// Name in `/proc/PID/task/TID/comm`.
     pub name: Arc<str>,
 }
 
@@ -87,26 +87,26 @@ pub struct ThreadFacts {
 pub struct TargetRecord {
     #[serde(with = "super::target")]
     pub facts: TargetFacts,
-    /// Its probes have been attached.
+    /// Whether the target's probes have been attached.
     pub begun: bool,
     pub heaps: Vec<HeapFacts>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModuleFacts {
-    /// Numbered from 0 without gaps.
+    /// Number of the module, from 0 without gaps.
     pub id: ModuleId,
-    /// Path in the first target that mapped it.
+    /// Path of the module in the first target that mapped it.
     pub path: String,
     pub build_id: Option<Vec<u8>>,
-    /// Size in bytes and modification time (seconds, nanoseconds; Unix): identifies files without a build id.
+    /// Size in bytes and modification time (seconds, nanoseconds; Unix) of the file: identifies files without a build id.
     pub file: Option<(u64, i64, i64)>,
-    /// The first executable segments, which translate mapped into linked addresses.
+    /// First executable segments, which translate mapped into linked addresses.
     #[serde(default)]
     pub code: Vec<Segment>,
 }
 
-/// Maximum number of segments to record of a module; linked files have one.
+/// Maximum number of segments of a module that are recorded; linked files have one.
 const CODE_SEGMENTS_MAX: usize = 64;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -114,7 +114,7 @@ const CODE_SEGMENTS_MAX: usize = 64;
 pub struct HealthFacts {
     /// Time of the counters.
     pub monotonic_ns: u64,
-    /// The same time since the Unix epoch: that clock may be set, or run at another pace.
+    /// Time of the counters since the Unix epoch: that clock may be set, or run at another pace.
     pub unix_ns: u64,
     pub health: Health,
     pub others: Others,
@@ -136,7 +136,7 @@ pub struct Names {
 pub struct NamedLocation {
     pub module: ModuleId,
     pub offset: FileOffset,
-    /// Innermost first.
+    /// Frames at the location, the innermost first.
     pub frames: Arc<[ResolvedFrame]>,
 }
 
@@ -149,7 +149,7 @@ pub struct FunctionStart {
 }
 
 impl FunctionStart {
-    /// `None` for a location with a name.
+    /// Start of the function at a location; `None` for a location with a name.
     pub fn of(location: &NamedLocation) -> Option<Self> {
         let [ResolvedFrame { function: None, start: Some(start), .. }] = *location.frames else { return None };
         Some(Self { module: location.module, offset: location.offset, start })
@@ -163,19 +163,19 @@ impl From<FunctionStart> for NamedLocation {
 }
 
 impl MappedRange {
-    /// A range of words that stands for a runtime's code. Its offset is the number of the runtime's module.
+    /// Range of words that stands for a runtime's code. The range's offset is the number of the runtime's module.
     pub fn of_interpreted(Interpreted { start, end, code, interpreter }: Interpreted) -> Self {
         Self { start, end, offset: FileOffset(interpreter.0.into()), module: Some(code) }
     }
 
-    /// `None` for other ranges.
+    /// The runtime whose code the range stands for; `None` for other ranges.
     pub fn interpreted(&self) -> Option<Interpreted> {
         let code = self.module.filter(|_| self.start.is_interpreted())?;
         let interpreter = ModuleId(u32::try_from(self.offset.0).ok()?);
         Some(Interpreted { start: self.start, end: self.end, code, interpreter })
     }
 
-    /// `generated` is the module that stands for generated code: its offsets are addresses.
+    /// Range of a mapping. `generated` is the module that stands for generated code: its offsets are addresses.
     pub fn of(mapped: &MappedModule, generated: Option<ModuleId>) -> Self {
         let Mapping { start, end, offset, .. } = mapped.mapping;
         match (mapped.module, generated) {

@@ -17,7 +17,7 @@ use crate::snapshot::Snapshot;
 use crate::symbolize::{Resolve, ResolvedFrame};
 
 impl NamedLocation {
-    /// Approximate size in memory and in the file.
+    /// Approximate size of the names in memory and in the file.
     pub fn size_bytes(&self) -> usize {
         let text = |text: &Option<Arc<str>>| text.as_ref().map_or(0, |text| text.len());
         16 + self.frames.iter().map(|frame| 12 + text(&frame.function) + text(&frame.file)).sum::<usize>()
@@ -53,7 +53,7 @@ pub struct RecordedNames<R> {
     names: FxHashMap<(ModuleId, FileOffset), Arc<[ResolvedFrame]>>,
     symbolization: Option<Symbolization>,
     other: R,
-    /// Locations without a name are resolved again.
+    /// Whether locations without a name are resolved again.
     is_again: bool,
 }
 
@@ -89,7 +89,7 @@ impl<R: Resolve> Resolve for RecordedNames<R> {
     fn resolve(&self, id: ModuleId, module: &Module, offsets: &[FileOffset]) -> Vec<Arc<[ResolvedFrame]>> {
         let known = |offset: &FileOffset| self.names.get(&(id, *offset)).cloned();
         let has_name = |frames: &[ResolvedFrame]| frames.iter().any(|frame| frame.function.is_some());
-        // In a symbolized recording, a location without a name has none, unless it is resolved again.
+        // In a symbolized recording, a location without a name has no name, unless it is resolved again.
         let is_open = |offset: &&FileOffset| {
             known(offset).is_none_or(|frames| self.is_again && !(has_name(&frames) && frames[0].line.is_some()))
         };
@@ -127,7 +127,7 @@ impl<R: Resolve> Resolve for RecordedNames<R> {
 
 #[derive(Debug)]
 pub struct Found {
-    /// All modules in their order; those not found have no file.
+    /// All modules in their order; modules that were not found have no file.
     pub modules: Modules,
     pub missing: Vec<(String, &'static str)>,
 }

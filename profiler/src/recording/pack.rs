@@ -1,4 +1,4 @@
-//! The entries of a block as bytes. What repeats in a block is written once: callers, threads, and high digits of
+//! The entries of a block as bytes. Values that repeat in a block are written once: callers, threads, and high digits of
 //! addresses and times. Blocks are independent of each other. Unpacking any bytes gives entries or an error. Pure.
 
 use std::hash::Hash;
@@ -45,7 +45,7 @@ struct PackedRemap {
     caller: u32,
     old: (i64, u64),
     new: (i64, u64),
-    /// End of the call, and its duration.
+    /// Time of the end of the call, and its duration.
     time: i64,
     took: i64,
 }
@@ -130,7 +130,7 @@ impl Packer {
                 let payload = serde_json::to_vec(fact).expect("facts can be written");
                 Packed::Other { kind: FACT, payload }
             }
-            // These have blocks of their own.
+            // These entries have blocks of their own.
             Entry::Fold(_) | Entry::Names(_) | Entry::Symbolization(_) | Entry::End(_) => return,
         };
         self.write(&packed);
@@ -283,7 +283,7 @@ impl Unpacker {
         Ok(Remap { pid, tid, old_address, old_bytes, new_address, new_bytes, began, ended, stack, hook, heap })
     }
 
-    /// Entries that cannot be decoded were added by a later version.
+    /// Decodes an entry of kind `Other`. Entries that cannot be decoded were added by a later version.
     fn other(&mut self, kind: u16, payload: &[u8]) -> Option<Entry> {
         let entry = match kind {
             STEP => postcard::from_bytes::<Step>(payload).ok().map(Entry::Step),

@@ -12,10 +12,10 @@ use super::pack::{PackError, Unpacker};
 use super::replay::{Entry, Replay};
 use crate::linux::files;
 
-/// Maximum ratio of contents to their compressed size (usually 2 to 5), of folds and of the file up to there: against files made to
-/// exhaust memory and time.
+/// Maximum ratio of contents to their compressed size (usually 2 to 5), of folds and of the file up to there: against files that
+/// are crafted to exhaust memory and time.
 const RATIO_MAX: u64 = 200;
-/// Less may exceed the ratio.
+/// Size of contents that may exceed the ratio.
 const SMALL_BYTES: u64 = 64 << 20;
 
 #[derive(Debug, Error)]
@@ -29,7 +29,7 @@ pub enum ReadError {
 #[derive(Debug, Error)]
 #[error("damaged at byte {position}: {reason}")]
 pub struct Damage {
-    /// Start of the block that was discarded.
+    /// Position of the start of the block that was discarded.
     pub position: u64,
     pub reason: DamageReason,
 }
@@ -53,7 +53,7 @@ pub struct Reading<R> {
     file: R,
     position: u64,
     block_position: u64,
-    /// Contents of the blocks so far.
+    /// Size of the contents of the blocks so far.
     expanded_bytes: u64,
     block: Unpacker,
     ended: bool,
@@ -80,7 +80,7 @@ impl<R: Read> Reading<R> {
         })
     }
 
-    /// Returns where the recording stops before its end. Valid once the iterator is exhausted.
+    /// Returns the position at which the recording stops before its end. Valid once the iterator is exhausted.
     pub fn damage(&self) -> Option<&Damage> {
         self.damage.as_ref()
     }

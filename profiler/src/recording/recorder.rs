@@ -1,5 +1,5 @@
-//! The recorder of a session: numbers ledgers, writes facts when they change, and passes entries to the writer thread.
-//! If it cannot keep up, the session waits; the ring buffer overflows then, which is counted and resynced.
+//! The recorder of a session: numbers ledgers, writes facts when they change, and passes entries to the writer thread. If the
+//! thread cannot keep up, the session waits; the ring buffer overflows then, which is counted and resynced.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -43,7 +43,7 @@ enum Message {
 #[derive(Debug)]
 pub struct Recorder {
     path: PathBuf,
-    /// `None` if the recording ended early.
+    /// Channel to the writer thread; `None` if the recording ended early.
     sender: Option<SyncSender<Message>>,
     thread: JoinHandle<Result<Option<Written>, WriteReason>>,
     batch: Vec<Entry>,
@@ -57,7 +57,7 @@ pub struct Recorder {
 #[derive(Debug)]
 struct WrittenTarget {
     record: TargetRecord,
-    /// A reference, so that it is copied before it is changed.
+    /// Address space that was written. The reference makes the target copy it before changing it.
     space: Arc<AddressSpace>,
     threads: Arc<ThreadNames>,
 }
@@ -104,7 +104,7 @@ impl Recorder {
         }
     }
 
-    /// Numbers the ledger of a forked child; an empty one is not a copy of the parent's.
+    /// Numbers the ledger of a forked child; an empty ledger is not a copy of the parent's.
     pub(crate) fn fork(&mut self, parent: Option<LedgerId>, ledger: &mut Ledger, child: Pid, is_empty: bool) {
         let ledger = self.number(ledger);
         // Without a parent's ledger a replay creates an empty one.
@@ -198,7 +198,7 @@ impl Recorder {
         })
     }
 
-    /// Forgets what was written of removed targets, once there are many. `kept` returns the others.
+    /// Forgets the written state of removed targets, once there are many. `kept` returns the others.
     pub(crate) fn forget_removed(&mut self, kept: impl FnOnce() -> FxHashSet<LedgerId>) {
         if self.targets.len() > WRITTEN_MAX {
             let kept = kept();
@@ -211,7 +211,7 @@ impl Recorder {
         self.facts_due = Instant::now() + FACTS_PERIOD;
     }
 
-    /// Points may be corrections of earlier ones.
+    /// Writes samples of memory. Points may be corrections of earlier ones.
     pub(crate) fn memory(&mut self, ledger: &Ledger, facts: MemoryFacts) {
         if let Some(ledger) = ledger.id() {
             self.fact(Fact::Memory(ledger, facts));
@@ -270,7 +270,7 @@ impl Recorder {
     }
 }
 
-/// Writes until the channel is closed. Returns `None` if it was closed without [`Message::Finish`].
+/// Writes entries until the channel is closed. Returns `None` if it was closed without [`Message::Finish`].
 fn write(mut writer: Writer, receiver: &Receiver<Message>) -> Result<Option<Written>, WriteReason> {
     loop {
         match receiver.recv_timeout(ATTEND_PERIOD) {

@@ -1,4 +1,4 @@
-//! Replays a recording: the same ledgers get the same events in the same order. Pure. Its state is serializable,
+//! Replays a recording: the same ledgers get the same events in the same order. Pure. The state of a replay is serializable,
 //! because older entries are folded into it.
 
 use std::collections::BTreeMap;
@@ -26,11 +26,11 @@ use crate::units::{Cubes, MonotonicNanos};
 mod fold;
 pub(crate) mod late;
 
-/// Maximum number of ended targets to keep, as in a session. The sums of others are in the health facts.
+/// Maximum number of ended targets to keep, as in a session. The sums of other targets are in the health facts.
 pub(crate) const ENDED_MAX: usize = 1000;
 /// Age at which ledgers of processes that never became targets are dropped: a session decides in less.
 const UNDECIDED_NS_MAX: u64 = 60_000_000_000;
-/// Limit for a file that is made to exhaust memory.
+/// Maximum number of modules, against a file that is crafted to exhaust memory.
 const MODULES_MAX: usize = 1 << 20;
 
 #[derive(Debug)]
@@ -67,7 +67,7 @@ impl Entry {
     }
 }
 
-/// Rebuilds the ledgers of all targets from the entries of a recording. The order of its fields is part of the format.
+/// Rebuilds the ledgers of all targets from the entries of a recording. The order of the fields is part of the format.
 #[derive(Debug, Default, Deserialize, Serialize)]
 pub struct Replay {
     pub(super) session: SessionFacts,
@@ -79,15 +79,15 @@ pub struct Replay {
     marks: Vec<Mark>,
     pub(super) time: MonotonicNanos,
     pub(super) events: u64,
-    /// Single events are available from here on.
+    /// Time from which on single events are available.
     pub(super) folded_until: Option<MonotonicNanos>,
-    /// Callsites distinguish threads, even if they did not in the recording session.
+    /// Whether callsites distinguish threads, even if they did not in the recording session.
     #[serde(skip)]
     by_thread: bool,
-    /// Ledgers do not change any more; missing facts are still added.
+    /// Whether ledgers do not change any more; missing facts are still added.
     #[serde(skip)]
     is_frozen: bool,
-    /// Changes that were not taken yet; `None` if nothing takes them.
+    /// Changes that were not taken yet; `None` if they are not recorded.
     #[serde(skip)]
     flows: Option<Vec<(LedgerId, Flow)>>,
 }
@@ -276,7 +276,7 @@ impl Replay {
         });
     }
 
-    /// In an order that follows from the state.
+    /// Third cumulants of all ledgers, in an order that follows from the state.
     pub(super) fn cubes_mut(&mut self) -> impl Iterator<Item = &mut Cubes> {
         self.accounts.values_mut().flat_map(|account| account.ledger.cubes_mut())
     }
@@ -318,8 +318,9 @@ impl Replay {
         }
     }
 
-    /// As the kernel side counted them, or at least those of a recording that ends before that is known. A completed stack is entered into
-    /// the ledgers of all processes that have it, so there may be more entries than events.
+    /// Number of events as the kernel side counted them, or at least the number of entries of a recording that ends before that
+    /// is known. A completed stack is entered into the ledgers of all processes that have it, so there may be more entries than
+    /// events.
     fn event_count(&self) -> u64 {
         let counted = self.health.health.events;
         if self.health.monotonic_ns >= self.time.0 { counted } else { counted.max(self.events) }
@@ -378,7 +379,7 @@ impl Replay {
             }
         }
         let mut facts = known.facts.clone();
-        // Facts that a recording has later than their events: in this window, the process may not have ended yet.
+        // A recording can have facts later than their events: in this window, the process may not have ended yet.
         if start.is_some() && !self.ended.contains(&id) && !facts.is_running() {
             facts.end = None;
         }
@@ -424,10 +425,10 @@ struct Account {
     threads: Arc<ThreadNames>,
     timeline: Timeline,
     growths_at_end: Option<Leaks>,
-    /// When live blocks were last sampled, if the ledger is closed.
+    /// Time at which live blocks were last sampled, if the ledger is closed.
     closed: Option<MonotonicNanos>,
     opened: MonotonicNanos,
-    /// Follows the other state in a fold.
+    /// Memory of the target, which follows the other state in a fold.
     #[serde(skip)]
     memory: Arc<MemoryAccount>,
 }

@@ -18,7 +18,7 @@ use crate::units::MonotonicNanos;
 /// A time span, in nanoseconds since the recording began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
-    /// The live blocks at this time are the opening balance; `None` for the start of the recording.
+    /// Start of the span, whose live blocks are the opening balance; `None` for the start of the recording.
     pub from_ns: Option<u64>,
     pub to_ns: Option<u64>,
 }
@@ -37,7 +37,7 @@ pub enum SpanError {
     TooManyWindows,
 }
 
-/// Also a limit for damaged files, whose times can be anything.
+/// Maximum number of windows, also for damaged files, whose times can be anything.
 const WINDOWS_MAX: u32 = 100_000;
 
 fn seconds(ns: u64) -> String {
@@ -51,7 +51,7 @@ pub struct ReplayedSpan {
     start: Option<Start>,
     /// Time of the last entry, whether in the span or not.
     last: MonotonicNanos,
-    /// Entered so far, including folded ones.
+    /// Number of events entered so far, including folded ones.
     pub events: u64,
     follows: bool,
 }
@@ -78,7 +78,8 @@ impl ReplayedSpan {
         Ok(spanned)
     }
 
-    /// Passes flows with nanoseconds since the span's start, first the blocks live then. Returns the span's length.
+    /// Passes flows with nanoseconds since the span's start, beginning with the blocks that were live then. Returns the span's
+    /// length.
     pub fn flows<E: From<SpanError>>(
         entries: impl Iterator<Item = Entry>,
         span: Span,
@@ -218,7 +219,7 @@ impl ReplayedSpan {
 
 /// A window of a replay that is not over.
 struct Part {
-    /// `None` before the first window of a span that starts later than the recording.
+    /// State at the start of the window; `None` before the first window of a span that starts later than the recording.
     start: Option<Start>,
     from_ns: u64,
     to_ns: u64,
@@ -233,13 +234,13 @@ impl Part {
         Self { start, from_ns, to_ns: from_ns.saturating_add(every_ns), every_ns, number: 1 }
     }
 
-    /// Ends no earlier than this time.
+    /// Extends the window to end no earlier than this time.
     fn extend(&mut self, until_ns: u64) {
         let missing = until_ns.saturating_sub(self.to_ns).div_ceil(self.every_ns);
         self.to_ns = self.to_ns.saturating_add(missing.saturating_mul(self.every_ns));
     }
 
-    /// Returns the window, which ends at this time, and starts the next one.
+    /// Returns the window, which ends at this time, and starts the next window.
     fn end(&mut self, spanned: &ReplayedSpan, end_ns: u64, modules: &Modules) -> Result<Snapshot, SpanError> {
         let replay = &spanned.replay;
         let session = &replay.session;

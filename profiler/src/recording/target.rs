@@ -77,7 +77,7 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
     RecordedFacts::deserialize(deserializer).map(TargetFacts::from)
 }
 
-/// A field that is in facts, which are JSON, and which folds have elsewhere.
+/// Serialization of a field that is in facts, which are JSON, and which folds have elsewhere.
 mod in_json {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 

@@ -21,11 +21,11 @@ use crate::linux::files::Replacement;
 use crate::shown::Shown;
 use crate::units::MonotonicNanos;
 
-/// A block is written when it reaches this size, or its first entry this age.
+/// Size at which a block is written, and age of its first entry at which it is written.
 const BLOCK_RAW_BYTES: usize = 1 << 20;
 pub(crate) const BLOCK_AGE_MAX: Duration = Duration::from_millis(400);
 const NAMES_RAW_BYTES: usize = 1 << 20;
-/// Owner only: recordings contain command lines and paths.
+/// Mode of the file, for its owner only: recordings contain command lines and paths.
 const MODE: u32 = 0o600;
 const PART_BYTES: usize = 1 << 20;
 /// Minimum of `--max-size`: some blocks and a fold must fit.
@@ -67,14 +67,15 @@ pub struct Writer {
     packer: Packer,
     blocks: BlockWriter,
     gathering: Option<Instant>,
-    /// Ends of the blocks, if the size is limited.
+    /// Positions of the ends of blocks, if the size is limited.
     block_ends: Vec<u64>,
     folding: Option<Folding>,
     folds: u64,
 }
 
 impl Writer {
-    /// Replaces an existing file at once: a killed process leaves a recording. Fails if the path is not a regular file.
+    /// Creates a recording, replacing an existing file at once: a killed process leaves a recording. Fails if the path is not a
+    /// regular file.
     pub fn create(path: &Path, size_bytes_max: Option<u64>) -> io::Result<Self> {
         let new = Replacement::create(path, MODE)?;
         new.file().write_all(&file_header())?;
@@ -93,13 +94,14 @@ impl Writer {
         })
     }
 
-    /// In the file after [`BLOCK_AGE_MAX`] if [`attend`](Self::attend) is called in time. Not usable after an error.
+    /// Adds an entry, which is in the file after [`BLOCK_AGE_MAX`] if [`attend`](Self::attend) is called in time. Not usable
+    /// after an error.
     pub fn add(&mut self, entry: &Entry) -> Result<(), WriteReason> {
         self.packer.add(entry);
         if self.packer.size_bytes() >= self.block_raw_bytes() { self.flush() } else { Ok(()) }
     }
 
-    /// A block is a small part of a limited file.
+    /// Size at which a block is written. A block is a small part of a limited file.
     fn block_raw_bytes(&self) -> usize {
         let part = self.size_bytes_max.and_then(|max| usize::try_from(max / 8).ok());
         part.map_or(BLOCK_RAW_BYTES, |part| part.min(BLOCK_RAW_BYTES))
@@ -136,7 +138,7 @@ impl Writer {
         if let Some(max) = self.size_bytes_max {
             self.block_ends.push(self.size_bytes);
             if self.folding.is_none() && self.size_bytes > fold_at(max) {
-                // All but the latest three eighths of the limit.
+                // The fold takes all but the latest three eighths of the limit.
                 self.start_fold(max / 8 * 3)?;
             }
         }
@@ -146,7 +148,7 @@ impl Writer {
     /// Writes a block wholly or not at all.
     fn append(&mut self, block: &[u8]) -> io::Result<()> {
         if let Err(error) = self.file.write_all(block) {
-            // If this fails too, readers detect the partial block.
+            // If this call fails too, readers detect the partial block.
             let _ = self.file.set_len(self.size_bytes);
             return Err(error);
         }
@@ -191,7 +193,7 @@ impl Writer {
         let folded_bytes = file.file().metadata()?.len();
         let tail_bytes = self.size_bytes - end;
         let max = self.size_bytes_max.unwrap_or(u64::MAX);
-        // A state that leaves no room for events would be rewritten again and again. Keep the current file instead.
+        // A state that leaves no space for events would be rewritten again and again, so the current file is kept.
         if folded_bytes > fold_at(max) || folded_bytes + tail_bytes > max {
             return Err(WriteReason::Large { needed_bytes: folded_bytes, size_bytes_max: max });
         }
@@ -221,7 +223,7 @@ impl Writer {
     }
 }
 
-/// Copies a recording, with these names instead of its own.
+/// Copies a recording, with `names` instead of its own.
 pub(crate) fn with_names(recording: &mut impl Read, out: &mut impl Write, names: &Names) -> io::Result<()> {
     let malformed = |error: &dyn std::fmt::Display| io::Error::new(io::ErrorKind::InvalidData, error.to_string());
     check_header(&read_up_to(recording, FILE_HEADER_BYTES)?).map_err(|error| malformed(&error))?;
@@ -236,7 +238,7 @@ pub(crate) fn with_names(recording: &mut impl Read, out: &mut impl Write, names:
                 }
                 out.write_all(&blocks.block(Kind::END, false, &block.bytes)?)?;
             }
-            // Replaced names, and blocks of a later version.
+            // Other blocks are replaced names, and blocks of a later version.
             _ => {}
         }
     }
@@ -258,7 +260,7 @@ fn name_blocks(names: &Names) -> io::Result<Vec<(Kind, Vec<u8>)>> {
     Ok(blocks)
 }
 
-/// Size from which on older entries are folded, with room for what is written meanwhile.
+/// Size from which on older entries are folded, with space for entries that are written meanwhile.
 fn fold_at(size_bytes_max: u64) -> u64 {
     size_bytes_max / 4 * 3
 }

@@ -1,4 +1,4 @@
-//! Access control: checks of a request's head, before anything else is done.
+//! Access control: checks of a request's head, before any other processing.
 
 use std::net::IpAddr;
 
@@ -13,11 +13,11 @@ use super::token::Token;
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 
-/// How a request arrived.
+/// Kind of the connection on which a request arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Peer {
     Tcp,
-    /// The kernel has vouched for the user: root, or heapbpf's own.
+    /// The kernel has identified the user: root, or heapbpf's own.
     Trusted,
 }
 
@@ -29,7 +29,7 @@ pub(super) struct Access {
 }
 
 impl Access {
-    /// `need` is that of the path.
+    /// Checks a request. `need` is that of the path.
     pub(super) fn check(&self, head: &Parts, peer: Peer, need: Need) -> Result<(), Refusal> {
         if peer == Peer::Tcp {
             self.check_host(head)?;
@@ -51,8 +51,8 @@ impl Access {
         }
     }
 
-    /// A page of another site can let its own name resolve to this machine (DNS rebinding). Its requests then have that name,
-    /// never an IP address.
+    /// Checks the host that a request names. A page of another site can let its own name resolve to this machine (DNS rebinding).
+    /// Its requests then have that name, never an IP address.
     fn check_host(&self, head: &Parts) -> Result<(), Refusal> {
         let host = match head.uri.host() {
             Some(host) => host,
@@ -75,7 +75,7 @@ impl Access {
     }
 }
 
-/// The host without its port, and an IPv6 address without its brackets.
+/// Name of the host without its port, and without the brackets of an IPv6 address.
 fn name_of(host: &str) -> &str {
     let name = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((address, _)) => address,
@@ -84,12 +84,12 @@ fn name_of(host: &str) -> &str {
     name.strip_suffix('.').unwrap_or(name)
 }
 
-/// Refuses what a page of another site makes a browser send. Other programs send neither header.
+/// Refuses requests that a page of another site makes a browser send. Other programs send neither header.
 fn check_site(head: &Parts, need: Need) -> Result<(), Refusal> {
     let refused = || Err(Refusal::new(StatusCode::FORBIDDEN, "requests by pages of other sites are refused"));
     if let Some(origin) = text(&head.headers, &ORIGIN)? {
         let own = head.uri.authority().map(|authority| authority.as_str()).or(text(&head.headers, &HOST)?);
-        // Without the scheme: a proxy may add TLS.
+        // Origins are compared without the scheme: a proxy may add TLS.
         let from = origin.split_once("://").map(|(_, from)| from);
         if from.is_none() || !from.zip(own).is_some_and(|(from, own)| from.eq_ignore_ascii_case(own)) {
             return refused();
@@ -97,7 +97,7 @@ fn check_site(head: &Parts, need: Need) -> Result<(), Refusal> {
     }
     match text(&head.headers, &SEC_FETCH_SITE)? {
         None | Some("same-origin" | "none") => Ok(()),
-        // A link to the page.
+        // A link may lead to the page.
         Some(_) if need == Need::Page && head.method == Method::GET => {
             if text(&head.headers, &SEC_FETCH_MODE)? == Some("navigate") { Ok(()) } else { refused() }
         }
@@ -105,7 +105,7 @@ fn check_site(head: &Parts, need: Need) -> Result<(), Refusal> {
     }
 }
 
-/// The only value of a header.
+/// The only value of a header; fails for several.
 fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, Refusal> {
     let mut values = headers.get_all(name).iter();
     let malformed = || Refusal::new(StatusCode::BAD_REQUEST, format!("the header `{name}` is malformed or repeated"));

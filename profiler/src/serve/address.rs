@@ -7,18 +7,18 @@ use std::str::FromStr;
 
 use crate::shown::Shown;
 
-/// `IP:PORT`, `localhost:PORT` or `unix:PATH`.
+/// An address `IP:PORT`, `localhost:PORT` or `unix:PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Address {
     Tcp(SocketAddr),
     Unix(PathBuf),
 }
 
-/// `sun_path` has 108 bytes and ends with a zero (`man 7 unix`).
+/// Maximum length of a path. `sun_path` has 108 bytes and ends with a zero (`man 7 unix`).
 const PATH_BYTES_MAX: usize = 107;
 
 impl Address {
-    /// Whether other machines can connect to it.
+    /// Whether other machines can connect to the address.
     pub(crate) fn is_remote(&self) -> bool {
         match self {
             Self::Tcp(address) => !address.ip().to_canonical().is_loopback(),

@@ -1,4 +1,4 @@
-//! Bodies of responses. Slow readers of the same render share its bytes.
+//! Bodies of responses. Slow readers of the same render share the render's bytes.
 
 use std::fmt;
 use std::io::{self, Cursor, Read as _};
@@ -9,14 +9,14 @@ use flate2::read::GzDecoder;
 use hyper::body::{Body as HttpBody, Bytes, Frame, SizeHint};
 use tokio::sync::mpsc::Receiver;
 
-/// Bytes that are decompressed at once.
+/// Number of bytes that are decompressed at once.
 const CHUNK_BYTES: usize = 64 << 10;
 
 pub(super) enum Body {
-    /// `None` once it has been sent.
+    /// The whole body; `None` once it has been sent.
     Whole(Option<Bytes>),
-    /// Compressed bytes for a client that takes plain ones, and how many of these are left. Decompressed as the client reads,
-    /// so that a slow one takes no more memory than others.
+    /// Compressed bytes for a client that takes plain ones, and the number of plain bytes that are left. They are decompressed as
+    /// the client reads, so that a slow client takes no more memory than others.
     Unpacked(Box<GzDecoder<Cursor<Bytes>>>, u64),
     Stream(Receiver<Bytes>),
 }

@@ -1,4 +1,4 @@
-//! `/api/events`: notifies the page of new data.
+//! Path `/api/events`: notifies the page of new data.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,17 +16,17 @@ use crate::units::EstimatedBytes;
 /// Shortest time between two updates.
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// Proxies and browsers close connections on which nothing happens.
+/// Period of sending something: proxies and browsers close connections on which nothing happens.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Update {
-    /// Grows when there may be a new document.
+    /// Number that grows when there may be a new document.
     pub(super) sequence: u64,
     pub(super) time: Instant,
     unix_ms: u64,
     pub(super) is_recording: bool,
-    /// No session will follow.
+    /// Whether no session will follow.
     has_ended: bool,
 }
 
@@ -56,7 +56,7 @@ fn advance(updates: &Updates, change: impl FnOnce(&mut Update)) {
     });
 }
 
-/// No session will follow: streams end.
+/// Announces that no session will follow: streams end.
 pub(super) fn end(updates: &Updates) {
     advance(updates, |update| (update.is_recording, update.has_ended) = (false, true));
 }
@@ -78,7 +78,7 @@ pub(super) async fn follow(source: Arc<Source>, renders: Arc<Renders>, updates: 
     }
 }
 
-/// What a document depends on.
+/// State of the recording on which a document depends.
 #[derive(PartialEq)]
 struct State {
     amounts: [EstimatedBytes; 2],
@@ -109,7 +109,7 @@ pub(super) fn stream(updates: &Updates, open: Arc<AtomicUsize>) -> mpsc::Receive
     parts
 }
 
-/// A client that reads slowly misses updates, never the latest.
+/// Sends updates. A client that reads slowly misses updates, never the latest.
 async fn send(mut updates: watch::Receiver<Update>, sender: mpsc::Sender<Bytes>) {
     loop {
         let update = *updates.borrow_and_update();

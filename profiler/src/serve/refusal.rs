@@ -26,7 +26,7 @@ impl Refusal {
         Self { header: Some((WWW_AUTHENTICATE, challenge)), ..Self::new(StatusCode::UNAUTHORIZED, reason) }
     }
 
-    /// Ask again in a few seconds.
+    /// Refuses a request that may succeed in a few seconds.
     pub(super) fn unavailable(reason: impl Into<Cow<'static, str>>) -> Self {
         let soon = HeaderValue::from_static("5");
         Self { header: Some((RETRY_AFTER, soon)), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, reason) }

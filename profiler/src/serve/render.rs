@@ -1,4 +1,4 @@
-//! Reports as bytes: made on threads of their own, shared by all clients that request the same one, and limited in number
+//! Reports as bytes: rendered on threads of their own, shared by all clients that request the same report, and limited in number
 //! and memory.
 
 use std::io::{self, Write};
@@ -15,17 +15,17 @@ use super::refusal::Refusal;
 use super::route::ReportQuery;
 use crate::model::Profile;
 
-/// Reports that are made or wait for it.
+/// Maximum number of reports that are being rendered or wait for it.
 const JOBS_MAX: usize = 8;
 
-/// Bytes of all reports that are kept or being sent, compressed.
+/// Maximum size of all reports that are kept or being sent, compressed.
 const BYTES_MAX: usize = 64 << 20;
 const UNIT_BYTES: usize = 16 << 10;
 
-/// Reports of the current profile that are kept.
+/// Maximum number of reports of the current profile that are kept.
 const KEPT_MAX: usize = 32;
 
-/// How long reports are kept without requests.
+/// Time for which reports are kept without requests.
 const KEPT_FOR: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -34,7 +34,7 @@ pub(super) enum Key {
     Report(ReportQuery),
 }
 
-/// A report.
+/// A rendered document or report.
 #[derive(Clone, Debug)]
 pub(super) struct Rendered {
     pub(super) bytes: Bytes,
@@ -52,7 +52,7 @@ pub(super) struct Renders {
 
 #[derive(Default)]
 struct Kept {
-    /// All reports are of this one.
+    /// The profile of all kept reports.
     profile: Option<Arc<Profile>>,
     reports: Vec<(Key, watch::Receiver<Option<Outcome>>)>,
     used: Option<Instant>,
@@ -67,8 +67,8 @@ impl Renders {
         }
     }
 
-    /// Returns the report of this profile, made by `write` unless it is known. A client that leaves does not stop the work, which
-    /// others may wait for.
+    /// Returns the report of this profile, rendered by `write` unless it is known. A client that leaves does not stop the work,
+    /// for which others may wait.
     pub(super) async fn shared(
         &self,
         profile: &Arc<Profile>,
@@ -88,7 +88,7 @@ impl Renders {
         outcome(report).await
     }
 
-    /// Returns a report that is not kept: it is of one client.
+    /// Returns a report that is not kept, because it is for one client.
     pub(super) async fn single(
         &self,
         profile: Arc<Profile>,
@@ -124,7 +124,7 @@ impl Renders {
         let mut kept = self.lock();
         match &kept.profile {
             Some(known) if Arc::ptr_eq(known, profile) => {}
-            // A request that was slow has an older profile.
+            // The profile of a request that was slow is older.
             Some(known) if known.ended_unix_ns > profile.ended_unix_ns => return,
             _ => *kept = Kept { profile: Some(Arc::clone(profile)), ..Kept::default() },
         }
@@ -206,7 +206,7 @@ impl Write for Counted {
     }
 }
 
-/// Bytes within the limit of all reports. The limit has them back once the last client has received them.
+/// Bytes within the limit of all reports. They are released to the limit once the last client has received them.
 struct Reserved {
     bytes: Vec<u8>,
     units: OwnedSemaphorePermit,

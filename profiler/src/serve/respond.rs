@@ -1,4 +1,4 @@
-//! From a request to its response.
+//! Produces the response to a request.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,11 +28,11 @@ use crate::ids::Pid;
 use crate::model::{Others, Profile};
 use crate::report::{Format, Presentation, ReportError, View, html, write_pprof_change};
 
-/// No path has a use for a body.
+/// Maximum size of a request's body. No path has a use for a body.
 const BODY_BYTES_MAX: u64 = 64 << 10;
 const BODY_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// Streams of events and delta profiles: the connections that last long.
+/// Maximum number of streams of events and of delta profiles, which are the connections that last long.
 const STREAMS_MAX: usize = 32;
 const DELTAS_MAX: usize = 8;
 
@@ -44,7 +44,7 @@ pub(super) struct Service {
     pub(super) source: Arc<Source>,
     pub(super) renders: Arc<Renders>,
     pub(super) updates: Arc<Updates>,
-    /// How reports are presented, unless a request has a view of its own.
+    /// Presentation of reports, unless a request has a view of its own.
     pub(super) presentation: Presentation,
     metrics: Mutex<Metrics>,
     streams: Arc<AtomicUsize>,
@@ -118,7 +118,7 @@ impl Service {
             *response.status_mut() = StatusCode::NO_CONTENT;
             return Ok(response);
         }
-        // At least as new as the update that announced it.
+        // The profile is at least as new as the update that announced it.
         let State { value: profile, is_recording } = self.source.profile(update.time.elapsed()).await?;
         let presentation = self.presentation.clone();
         let write = move |profile: &Profile, out: &mut dyn io::Write| {
@@ -188,7 +188,7 @@ impl Service {
             return Err(Refusal::unavailable("nothing is being recorded"));
         }
         sleep(time).await;
-        // A recording that has ended meanwhile has changed until then.
+        // If the recording ended while we waited, the delta ends there.
         let end = self.source.snapshot(Duration::ZERO).await?;
         let profile = self.source.feed.window(&base.value, &end.value).await.map_err(source::refusal)?;
         drop(base);
@@ -240,7 +240,7 @@ fn write(format: Format, profile: &Profile, presentation: &Presentation, out: &m
     })
 }
 
-/// The profile of the targets with this pid: a process can execute several programs.
+/// Profile of the targets with this pid: a process can execute several programs.
 fn only(profile: &Profile, pid: Pid) -> Profile {
     let targets = profile.targets.iter().filter(|target| target.facts.pid == pid).cloned().collect();
     let filter = Some(format!("target={pid}"));
@@ -323,7 +323,7 @@ fn marked(mut response: Response<Body>, is_recording: bool) -> Response<Body> {
     response
 }
 
-/// A report for this client: compressed if it takes that.
+/// Response with a report, compressed if the client accepts that.
 fn sent(rendered: Rendered, content_type: &'static str, headers: &HeaderMap) -> Response<Body> {
     let Rendered { bytes, plain_bytes } = rendered;
     let Some(plain_bytes) = plain_bytes else { return response(Body::from(bytes), content_type) };
@@ -360,7 +360,8 @@ fn content_type(format: Format) -> &'static str {
     }
 }
 
-/// Text is shown by browsers, other formats are saved. A flame graph runs its script without access to this server.
+/// Sets headers for a report. Text is shown by browsers, other formats are saved. A flame graph runs its script without access to
+/// this server.
 fn disposition(headers: &mut HeaderMap, format: Format, name: &str) {
     const SANDBOX: &str = "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; \
         style-src 'unsafe-inline'; frame-ancestors 'none'";
@@ -402,7 +403,7 @@ fn secure(headers: &mut HeaderMap) {
 }
 
 fn page(headers: &HeaderMap) -> Answer {
-    /// Plain and compressed.
+    /// The page, plain and compressed.
     static PAGE: LazyLock<io::Result<[Bytes; 2]>> = LazyLock::new(|| {
         let mut plain = Vec::new();
         html::write_live(&mut plain)?;
@@ -421,7 +422,7 @@ fn page(headers: &HeaderMap) -> Answer {
         headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
     }
     headers.insert(VARY, HeaderValue::from_static("accept-encoding"));
-    // The page itself has the rest.
+    // The page itself has the rest of the policy.
     headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static("frame-ancestors 'none'"));
     Ok(response)
 }

@@ -6,15 +6,15 @@ use super::refusal::Refusal;
 use crate::ids::Pid;
 use crate::report::{Format, View};
 
-/// What a request needs to be allowed.
+/// Permission that a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Need {
-    /// For load balancers, which have no token.
+    /// No permission: for load balancers, which have no token.
     Nothing,
-    /// As `Read`; pages of other sites may link to it.
+    /// Like `Read`; pages of other sites may link to it.
     Page,
     Read,
-    /// Changes what heapbpf does.
+    /// Permission to change what heapbpf does.
     Control,
 }
 
@@ -29,11 +29,11 @@ pub(super) enum Endpoint<'a> {
     Page,
     Document,
     Events,
-    /// With the format's extension or name.
+    /// A report, with the extension or name of its format.
     Report(&'a str),
     Control(Action),
     PprofIndex,
-    /// With the default sample type.
+    /// A pprof profile, with the default sample type.
     Pprof(View),
     Metrics,
     Health,
@@ -79,7 +79,7 @@ impl<'a> Endpoint<'a> {
     }
 }
 
-/// The parameters of a request. Values are not percent-decoded: none has characters that are encoded.
+/// The parameters of a request. Values are not percent-decoded: no valid value has characters that are encoded.
 pub(super) struct Query<'a>(Vec<(&'a str, &'a str)>);
 
 impl<'a> Query<'a> {
@@ -94,7 +94,7 @@ impl<'a> Query<'a> {
         if found.next().is_some() { Err(wrong(format!("`{name}` is given twice"))) } else { Ok(value) }
     }
 
-    /// A misspelt parameter must not silently select another answer.
+    /// Fails if there is an unknown parameter: a misspelt parameter must not silently select another answer.
     fn finish(self, known: &str) -> Result<(), Refusal> {
         match self.0.first() {
             Some((name, _)) => Err(wrong(format!("unknown parameter `{}`; this path has {known}", shown(name)))),
@@ -111,7 +111,7 @@ fn shown(text: &str) -> String {
     text.chars().take(40).collect()
 }
 
-/// `since=N` of the page's document.
+/// Parses `since=N` of the page's document.
 pub(super) fn since(mut query: Query<'_>) -> Result<Option<u64>, Refusal> {
     let since = query.take("since")?;
     query.finish("`since`")?;
@@ -152,7 +152,7 @@ impl ReportQuery {
     }
 }
 
-/// Of a format's extension or name.
+/// Finds a format by its extension or name.
 fn format(name: &str) -> Result<Format, Refusal> {
     let is_named = |format: &Format| [format.spec().extension, format.spec().name].contains(&name);
     match Format::ALL.into_iter().find(is_named) {
@@ -172,19 +172,19 @@ fn format(name: &str) -> Result<Format, Refusal> {
     }
 }
 
-/// Longest delta profile, in seconds.
+/// Maximum length of a delta profile, in seconds.
 const SECONDS_MAX: u32 = 3600;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PprofQuery {
     /// Length of a delta profile.
     pub(super) seconds: Option<u32>,
-    /// The text format instead of the binary one.
+    /// Whether to write the text format instead of the binary one.
     pub(super) as_text: bool,
 }
 
 impl PprofQuery {
-    /// As `net/http/pprof` of Go: unknown parameters, and `gc`, change nothing.
+    /// Parses the parameters like `net/http/pprof` of Go: unknown parameters, and `gc`, change nothing.
     pub(super) fn of(mut query: Query<'_>) -> Result<Self, Refusal> {
         let number = |name: &str, text: &str, max: u32| {
             let number = text.parse::<u32>().ok().filter(|number| *number <= max);

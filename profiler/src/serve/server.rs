@@ -31,32 +31,32 @@ use crate::live::Feed;
 use crate::push::PushStatus;
 use crate::report::Presentation;
 
-/// Connections of a socket.
+/// Maximum number of connections of a socket.
 const CONNECTIONS_MAX: u32 = 64;
 
-/// Connections beyond these, which receive an error.
+/// Maximum number of connections beyond these, which receive an error.
 const REFUSALS_MAX: usize = 256;
 
-/// How long the end of a client's data is waited for.
+/// Time for which the server waits for the end of a client's data.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// From the connection, or the previous response, to the end of a request's head. Longer than the 15 s between the scrapes
+/// Time from the connection, or the previous response, to the end of a request's head. Longer than the 15 s between the scrapes
 /// of Prometheus.
 const HEAD_TIME_MAX: Duration = Duration::from_secs(20);
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
 const HEAD_BYTES_MAX: usize = 16 << 10;
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// Pages that are connected at the end fetch the last document within this time.
+/// Time within which pages that are connected at the end fetch the last document.
 const LAST_FETCH: Duration = Duration::from_millis(1500);
 
 /// Time for responses that are being sent at the end.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Threads that make reports.
+/// Number of threads that render reports.
 const WORKERS: usize = 2;
 
-/// Added to the niceness of the server's threads: the session's must not wait for them.
+/// Increment of the niceness of the server's threads: the session's threads must not wait for them.
 const NICENESS: i32 = 10;
 
 #[derive(Clone)]
@@ -76,7 +76,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Fails where an address is in use or other machines could connect without a token.
+    /// Binds the sockets. Fails where an address is in use or other machines could connect without a token.
     pub(crate) fn bind(config: Config) -> Result<Self> {
         let Config { addresses, token, tls, names } = config;
         let bind =
@@ -89,7 +89,7 @@ impl Server {
         self.sockets.iter().map(|socket| socket.url(self.tls.is_some())).collect()
     }
 
-    /// Starts the thread that answers. `pushed` are the counters of `--push`, where there is one.
+    /// Starts the thread that answers. `pushed` are the counters of `--push`, if it is used.
     pub(crate) fn start(
         self,
         feed: Feed,
@@ -109,7 +109,7 @@ impl Server {
             if let Err(error) = runtime.block_on(self.run(source, presentation, stopped)) {
                 tracing::error!("the server has stopped: {error}");
             }
-            // A report that nobody waits for is abandoned.
+            // A report for which no client waits is abandoned.
             runtime.shutdown_background();
         })?;
         Ok(Running { stop, thread: Some(thread) })
@@ -126,7 +126,7 @@ impl Server {
         let refusals = Arc::new(Semaphore::new(REFUSALS_MAX));
         let (mut files, mut all_slots) = (Vec::new(), Vec::new());
         for socket in self.sockets {
-            // Of each socket, so that clients of one do not lock out those of another.
+            // Each socket has slots of its own, so that clients of one do not lock out those of another.
             let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX as usize));
             all_slots.push(Arc::clone(&slots));
             let acceptor = Acceptor {
@@ -166,14 +166,15 @@ impl Server {
     }
 }
 
-/// Other threads come first.
+/// Lowers the priority of this thread, so that other threads come first.
 fn step_back() {
     if let Err(error) = rustix::process::nice(NICENESS) {
         debug!("cannot change the niceness: {error}");
     }
 }
 
-/// A running server. Ends when it is dropped: pages are notified, and responses that are being sent are completed within seconds.
+/// A running server, which ends when it is dropped: pages are notified, and responses that are being sent are completed within
+/// seconds.
 pub(crate) struct Running {
     stop: watch::Sender<bool>,
     thread: Option<JoinHandle<()>>,
@@ -203,7 +204,7 @@ impl Acceptor {
     async fn accept_tcp(mut self, listener: TcpListener) {
         while let Some(accepted) = self.next(listener.accept()).await {
             let Some((stream, _)) = pause_on_error(accepted).await else { continue };
-            // Events are small, and wait for nothing.
+            // Events are small, and must not wait for further data.
             let _ = stream.set_nodelay(true);
             match (self.slot(), self.tls.clone()) {
                 (Some(slot), Some(tls)) => {
@@ -235,7 +236,7 @@ impl Acceptor {
         }
     }
 
-    /// `None` when the server ends.
+    /// Waits for a connection; `None` when the server ends.
     async fn next<T>(&mut self, accept: impl Future<Output = io::Result<T>>) -> Option<io::Result<T>> {
         tokio::select! {
             accepted = accept => Some(accepted),
@@ -276,7 +277,7 @@ impl Acceptor {
         }
     }
 
-    /// Sends this response, whatever is requested.
+    /// Refuses a connection: sends this response, whatever is requested.
     fn refuse(&self, mut stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, response: &'static str) {
         let Ok(slot) = Arc::clone(&self.refusals).try_acquire_owned() else { return };
         tokio::spawn(async move {
@@ -313,7 +314,7 @@ fn is_trusted(stream: &UnixStream) -> bool {
     stream.peer_cred().is_ok_and(|peer| peer.uid() == 0 || peer.uid() == geteuid().as_raw())
 }
 
-/// Without descriptors, `accept` fails at once, again and again.
+/// Pauses after an error: without descriptors, `accept` would fail at once, again and again.
 async fn pause_on_error<T>(accepted: io::Result<T>) -> Option<T> {
     match accepted {
         Ok(accepted) => Some(accepted),

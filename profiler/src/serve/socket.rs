@@ -19,7 +19,7 @@ impl Socket {
     pub(super) fn bind(address: &Address) -> io::Result<Self> {
         match address {
             Address::Tcp(address) => {
-                // Of std: sets SO_REUSEADDR, so that a restarted heapbpf gets its port back.
+                // The socket is one of std, which sets SO_REUSEADDR, so that a restarted heapbpf gets its port back.
                 let listener = TcpListener::bind(address)?;
                 listener.set_nonblocking(true)?;
                 let address = listener.local_addr()?;
@@ -32,7 +32,7 @@ impl Socket {
         }
     }
 
-    /// The address, with the port that the kernel has chosen.
+    /// Address of the socket, with the port that the kernel has chosen.
     pub(super) fn url(&self, is_encrypted: bool) -> String {
         let scheme = if is_encrypted { "https" } else { "http" };
         match self {

@@ -1,4 +1,4 @@
-//! What is served: profiles of the running recording, or the last one.
+//! Source of the served profiles: those of the running recording, or the last one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,16 +13,16 @@ use crate::model::Profile;
 use crate::push::PushStatus;
 use crate::snapshot::Snapshot;
 
-/// Age of what clients share.
+/// Maximum age of profiles that clients share.
 const AGE: Duration = Duration::from_secs(1);
 
-/// A profile is used for this many times as long as it took to make, so that clients cost at most 5 % of a core.
+/// Factor of the time that a profile took: it is used for this many times as long, so that clients cost at most 5 % of a core.
 const AGE_FACTOR: u32 = 20;
 const AGE_MAX: Duration = Duration::from_secs(60);
 
 pub(super) struct Source {
     pub(super) feed: Feed,
-    /// Time that the last profile took to make.
+    /// Time that the last profile took.
     cost_ns: AtomicU64,
     pushed: Option<watch::Receiver<PushStatus>>,
 }
@@ -38,12 +38,12 @@ impl Source {
         Self { feed, cost_ns: AtomicU64::new(0), pushed }
     }
 
-    /// The counters of `--push`; `None` where nothing is pushed.
+    /// The counters of `--push`; `None` without `--push`.
     pub(super) fn pushed(&self) -> Option<PushStatus> {
         self.pushed.as_ref().map(|pushed| pushed.borrow().clone())
     }
 
-    /// How old a profile may be: longer where profiles are expensive.
+    /// Maximum age of a profile, which is longer where profiles are expensive.
     pub(super) fn age(&self) -> Duration {
         let cost = Duration::from_nanos(self.cost_ns.load(Ordering::Relaxed));
         (cost * AGE_FACTOR).clamp(AGE, AGE_MAX)
@@ -65,7 +65,7 @@ impl Source {
         let State { value, is_recording } = self.snapshot(age_max).await?;
         let value = self.feed.named(&value).await.map_err(refusal)?;
         let cost_ns = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        // A cached profile is no measure of the next one.
+        // The time of a cached profile is no measure of the next one.
         if start.elapsed() > Duration::from_millis(1) {
             self.cost_ns.store(cost_ns, Ordering::Relaxed);
         }

@@ -8,19 +8,19 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
-/// How long a peer may block writes.
+/// Time for which a peer may block writes.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Bytes that earn a second of it again: a slower peer is disconnected in the end.
+/// Number of bytes that earn a second of [`PATIENCE`] again: a slower peer is disconnected in the end.
 const BYTES_PER_SECOND_MIN: u32 = 16 << 10;
 
-/// Fails writes to a peer that reads too slowly, so that it does not keep its connection. Waiting between responses costs
-/// nothing.
+/// A stream that fails writes to a peer that reads too slowly, so that the peer does not keep its connection. Waiting between
+/// responses costs no time.
 pub(super) struct Paced<S> {
     stream: S,
-    /// What is left of [`PATIENCE`].
+    /// Remaining part of [`PATIENCE`].
     left: Duration,
-    /// While a write is blocked: since when, and the end of the patience.
+    /// While a write is blocked: since when, and the timer for the end of the patience.
     blocked: Option<(Instant, Pin<Box<Sleep>>)>,
 }
 
@@ -77,7 +77,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Paced<S> {
         self.stream.is_write_vectored()
     }
 
-    // TLS writes here too.
+    // Also paced, because TLS writes here too.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = Pin::new(&mut self.stream).poll_flush(context).map_ok(|()| 0);
         self.pace(context, flushed).map_ok(|_| ())

@@ -14,7 +14,7 @@ use crate::shown::Shown;
 
 const PEM_BYTES_MAX: u64 = 1 << 20;
 
-/// Reads a certificate with its chain, and the key: both in PEM.
+/// Reads a certificate with its chain, and the key, both in PEM.
 pub(crate) fn acceptor(certificate: &Path, key: &Path) -> Result<TlsAcceptor, String> {
     let chain = CertificateDer::pem_slice_iter(&read(certificate)?).collect::<Result<Vec<_>, _>>();
     let chain =

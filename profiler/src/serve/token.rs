@@ -23,8 +23,8 @@ pub(crate) struct Token {
 }
 
 impl Token {
-    /// Fails unless the file belongs to those who may have the token: its mode must not let others read it, or the group write
-    /// it.
+    /// Reads the token. Fails unless the file belongs to a user who may have the token: the file's mode must not let others read
+    /// it, or the group write it.
     pub(crate) fn read(path: &Path) -> Result<Self, String> {
         let shown = Shown::of(path);
         let fail = |reason: String| format!("cannot use the token in `{shown}`: {reason}");
@@ -49,8 +49,8 @@ impl Token {
         Ok(Self { digest: Sha256::digest(text).into() })
     }
 
-    /// Whether this value of an `Authorization` header has the token: as `Bearer`, or as the password of `Basic`. The time
-    /// it takes does not depend on which bytes are right.
+    /// Whether this value of an `Authorization` header has the token: as `Bearer`, or as the password of `Basic`. The comparison
+    /// takes a time that does not depend on which bytes are right.
     pub(super) fn authorizes(&self, header: &str) -> bool {
         let Some((scheme, value)) = header.split_once(' ') else { return false };
         let value = value.trim();

@@ -18,13 +18,13 @@ pub struct Command {
     pub(super) launch: Launch,
     pub(super) child: Signal,
     pub(super) stops: Readiness,
-    /// When to poll it at the latest, while it is traced.
+    /// Latest time of the next poll of the command, while it is traced.
     pub(super) poll_at: Option<Instant>,
-    /// `None` if it is not to be stopped at its execs.
+    /// `None` if the command is not to be stopped at its execs.
     pub(super) exec_layout: Option<ExecStopLayout>,
-    /// It is stopped at its execs, as long as it is recorded and not traced.
+    /// Stops the command at its execs, as long as it is recorded and not traced.
     pub(super) execs: Option<StoppedExecs>,
-    /// It is not checked for leaks at its exit, because it contains LeakSanitizer.
+    /// Whether the command is not checked for leaks at its exit, because it contains LeakSanitizer.
     pub(super) gave_way: bool,
 }
 
@@ -32,7 +32,7 @@ pub struct Command {
 pub(super) struct Held {
     pub(super) pid: Pid,
     pub(super) is_alone: bool,
-    /// It was stopped at its exec, and has been since.
+    /// Whether the process was stopped at its exec, and has been since.
     pub(super) since_exec: bool,
 }
 
@@ -65,12 +65,12 @@ impl Command {
         Launched(self.launch.pid())
     }
 
-    /// Its PID while another thread of the keeper traces it.
+    /// PID of the command while another thread of the keeper traces it.
     pub(super) fn traced(&self) -> Option<Pid> {
         (!self.launch.is_over()).then(|| self.launch.pid())
     }
 
-    /// Detaches it: it runs as if it had never been traced.
+    /// Detaches from the command: it runs as if it had never been traced.
     pub(super) fn release(&mut self) {
         self.poll_at = None;
         if let Err(error) = self.launch.release() {
@@ -80,12 +80,12 @@ impl Command {
         }
     }
 
-    /// Whether it waits at an exec for its probes.
+    /// Whether the command waits at an exec for its probes.
     pub(super) fn is_stopped(&self) -> bool {
         self.execs.as_ref().is_some_and(StoppedExecs::is_stopped)
     }
 
-    /// From now on it is not stopped at its execs.
+    /// Lets the command run without stops at its later execs.
     pub(super) fn record_no_execs(&mut self) {
         self.execs = None;
     }
@@ -107,7 +107,7 @@ impl Command {
         }
     }
 
-    /// Whether it contains LeakSanitizer, and was not checked for leaks at its exit for that reason.
+    /// Whether the command contains LeakSanitizer, and was not checked for leaks at its exit for that reason.
     pub fn gave_way(&self) -> bool {
         self.gave_way
     }
@@ -116,7 +116,7 @@ impl Command {
         self.launch.try_reap().is_some()
     }
 
-    /// Waits for its exit. Returns its exit code as a shell reports it.
+    /// Waits for the command's exit. Returns its exit code as a shell reports it.
     pub async fn wait(mut self) -> u8 {
         self.record_no_execs();
         if let Err(error) = self.launch.release() {

@@ -33,15 +33,17 @@ use crate::process::selection::{ProcessFacts, Selection};
 use crate::snapshot::Snapshot;
 use crate::units::EstimatedBytes;
 
-/// Part of the memory left in heapbpf's control group that empty kernel maps may take, and that callsites may: a quarter.
+/// Divisor of the memory left in heapbpf's control group: empty kernel maps may take a quarter of it, and callsites
+/// another.
 const GROUP_SHARE: u64 = 4;
-/// What a callsite takes until its report is written: 2 to 4 KiB, with stacks of 20 frames, in JSON and a flame graph.
+/// Memory of a callsite until its report is written: 2 to 4 KiB, with stacks of 20 frames, in JSON and a flame graph.
 const CALLSITE_BYTES: u64 = 4 << 10;
-/// What is used at most until the recording begins, with the smallest maps: 40 MiB by the kernel, to verify heapbpf's programs, and the
-/// agent. Measured on Linux 6.18: with 65 MiB, the kernel kills heapbpf meanwhile.
+/// Maximum memory that is used until the recording begins, with the smallest maps: 40 MiB by the kernel, to verify
+/// heapbpf's programs, and the rest by the agent. Measured on Linux 6.18: with 65 MiB, the kernel kills heapbpf
+/// meanwhile.
 const START_BYTES: u64 = 66 << 20;
 
-/// The defaults are those of `heapbpf record`, without any target.
+/// Configuration of a session. The defaults are those of `heapbpf record`, without any target.
 #[derive(Clone, Debug)]
 pub struct SessionConfig {
     pub selection: Selection,
@@ -61,7 +63,7 @@ pub struct SessionConfig {
     pub unwind: UnwindMode,
     pub backend: BackendChoice,
     pub engine: Engine,
-    /// Point at the inline engine where it would help.
+    /// Suggest the inline engine where it would help.
     pub hints: bool,
     /// Report the overhead of probes and the callsite that grows most in [`Progress`]. Measuring a probe takes a third of a
     /// second.
@@ -74,18 +76,19 @@ pub struct SessionConfig {
     /// Minimum age of live blocks in reports; `None` for all blocks.
     pub older_than: Option<Duration>,
     pub limits: Limits,
-    /// Maximum number of callsites of a target, and of all targets four times as many. Further ones share one per heap.
+    /// Maximum number of callsites of a target; all targets together have four times as many. Further callsites share
+    /// one per heap.
     pub callsites_max: u32,
-    /// Programs that match the selection and were missed or recorded late are losses, as always those of a launched command.
+    /// Count selected programs that were missed or recorded late as losses, as is always done for a launched command.
     pub counts_programs: bool,
-    /// Walk the heaps of processes that run already and have no more resident memory, so that the profile contains their live
-    /// blocks. 0 leaves them out.
+    /// Maximum resident memory of a running process whose heap is walked, so that the profile contains its live blocks.
+    /// 0 disables walks.
     pub inventory_bytes_max: u64,
-    /// Maximum time for which such a process is stopped.
+    /// Maximum time for which a process is stopped to take its inventory.
     pub inventory_stop_max: Duration,
     /// Make Java virtual machines write perf maps.
     pub jvm_perf_maps: bool,
-    /// Between scans for processes that have become large or old enough.
+    /// Time between scans for processes that have become large or old enough.
     pub scan_period: Duration,
     /// Decides about each selected process; `None` records all with `engine`.
     pub policy: Option<Arc<dyn Policy>>,
@@ -139,8 +142,8 @@ impl SessionConfig {
         self.policy.as_ref().map_or(Treatment::Record(self.engine), |policy| policy.treatment(facts))
     }
 
-    /// Sizes of the kernel's maps. Reduces that of the live set to what is available where it is allocated at the start, and
-    /// those of all in a small control group.
+    /// Computes the sizes of the kernel's maps. Reduces the live set to what is available where it is allocated at the
+    /// start, and all maps in a small control group.
     pub(super) fn kernel_maps(&mut self, row_cells: u64) -> Result<KernelMaps> {
         let is_preallocated = !LinkKind::choose(self.backend)?.features().allocation;
         let wanted = self.live_blocks_max;
@@ -182,7 +185,7 @@ impl SessionConfig {
         Ok(maps)
     }
 
-    /// Limit of callsites, which is lower in a small control group.
+    /// Limit of callsites, which is lower in a small control group than configured.
     pub(super) fn callsite_limit(&self) -> CallsiteLimit {
         let mut limit = CallsiteLimit::new(self.callsites_max);
         let Some(group) = memory::own_group() else { return limit };
@@ -245,7 +248,7 @@ pub enum ScopeChoice {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnwindMode {
-    /// By tables built from the modules' unwind information; by frame pointers in code without it.
+    /// Unwind by tables built from the modules' unwind information, and by frame pointers in code without it.
     Auto,
     Tables,
     FramePointer,
@@ -265,7 +268,8 @@ pub enum Request {
     Snapshot(oneshot::Sender<Arc<Snapshot>>),
 }
 
-/// While it exists, its signals do not terminate heapbpf. Pending signals of the same kind count once.
+/// Source of requests to a session. While it exists, its signals do not terminate heapbpf. Pending signals of the same
+/// kind count once.
 #[derive(Debug, Default)]
 pub struct Control {
     signals: Option<(Signal, Signal)>,
@@ -278,7 +282,7 @@ impl Control {
         Ok(Self { signals, requests: None })
     }
 
-    /// Accepts requests from other threads, too. They fail when the session has ended and this value is dropped.
+    /// Accepts requests from other threads, too. They fail when the session has ended and this `Control` is dropped.
     pub fn accept(&mut self) -> mpsc::Sender<Request> {
         let (sender, requests) = mpsc::channel(REQUESTS_MAX);
         self.requests = Some(requests);
@@ -289,7 +293,7 @@ impl Control {
         Self::default()
     }
 
-    /// The next request. Loses none when it is cancelled.
+    /// Waits for the next request. Cancellation loses none.
     pub async fn next(&mut self) -> Request {
         let Self { signals, requests } = self;
         let signalled = async {
@@ -344,11 +348,11 @@ pub struct Progress {
     pub elapsed: Duration,
     pub duration: Option<Duration>,
     pub targets: usize,
-    /// Of all running targets.
+    /// Live bytes of all running targets.
     pub live_bytes: EstimatedBytes,
-    /// Allocated minus freed by them since the recording began.
+    /// Bytes that running targets have allocated minus bytes that they have freed since the recording began.
     pub growth_bytes: EstimatedBytes,
-    /// Since the previous progress.
+    /// Allocated bytes per second since the previous progress.
     pub allocated_bytes_per_second: f64,
     /// Share of the allocations that were sampled, from 0 to 1; `None` before the first.
     pub sampled_share: Option<f64>,

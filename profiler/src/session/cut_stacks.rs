@@ -12,8 +12,8 @@ use crate::ids::Pid;
 use crate::linux::clock;
 
 impl Probes {
-    /// Ends the stacks of a target's program at its exec, and permits copies of those of the new one: until its mappings are
-    /// registered, the kernel side has no table for it.
+    /// Continues the cut stacks of a target's old program a last time at its exec, and permits stack copies of the new
+    /// program: until its mappings are registered, the kernel side has no table for it.
     pub(super) fn begin_stacks(&mut self, pid: Pid, processes: &mut ProcessTable) {
         self.continue_stacks(pid, true, processes);
         self.copies.forget(pid);

@@ -1,4 +1,5 @@
-//! Blocks from before the recording: found by a walk, sampled if they are many, and what is noted until they are entered.
+//! Inventories: blocks allocated before recording started are found by a walk and sampled if they are many; frees are
+//! noted until the blocks are entered.
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
@@ -24,13 +25,13 @@ use crate::model::Inventory;
 use crate::units::MonotonicNanos;
 use crate::walk::{self, Absence, Scene, Walk, glibc, walk};
 
-/// Maximum number of frees to note, which bounds their memory to about 200 MiB, and their share of what is left in a small control
-/// group.
+/// Maximum number of frees to note, which bounds their memory to about 200 MiB, and in a small control group to their
+/// share of what is left.
 const FREED_MAX: usize = 1 << 21;
 const FREED_BYTES: u64 = 100;
 const GROUP_SHARE: u64 = 8;
 
-/// The inventory that is being taken. One at a time, because each copies the memory of a process.
+/// The inventory that is being taken. Only one is taken at a time, because each copies the memory of a process.
 #[derive(Default)]
 pub(super) struct Inventories {
     pub(super) pending: Option<Pending>,
@@ -41,24 +42,24 @@ pub(super) struct Pending {
     pub(super) pid: Pid,
     /// Distinguishes the target from others with its pid.
     pub(super) opened: Instant,
-    /// When the process was stopped.
+    /// Time at which the process was stopped.
     pub(super) taken: MonotonicNanos,
     pub(super) pause: Duration,
     pub(super) tries: u32,
-    /// Records dropped until then.
+    /// Number of records dropped until the process was stopped.
     pub(super) dropped: u64,
-    /// Frees that may be in progress.
+    /// Frees that may have been in progress when the process was stopped.
     pub(super) last_frees: LastFrees,
-    /// Reported frees since then.
+    /// Frees reported since the process was stopped.
     pub(super) freed: FxHashMap<TargetAddr, Free>,
     freed_max: OnceCell<usize>,
     pub(super) stale: StaleBlocks,
-    /// Whether the process has executed another program since.
+    /// Whether the process has executed another program since it was stopped.
     is_void: bool,
     pub(super) walker: Option<JoinHandle<Walked>>,
 }
 
-/// A block from before the recording.
+/// A block allocated before recording started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Earlier {
     pub(super) address: TargetAddr,
@@ -80,12 +81,12 @@ pub(super) struct Walked {
     pub(super) bytes: u64,
     pub(super) gaps: Vec<String>,
     pub(super) error: Option<String>,
-    /// Another try may find more.
+    /// Whether another try may find more blocks, because a heap was being changed.
     pub(super) was_changing: bool,
 }
 
 impl Walked {
-    /// What was found, without the pause.
+    /// Inventory of the found blocks, without the time for which the process was stopped.
     pub(super) fn inventory(&self) -> Inventory {
         Inventory {
             blocks: self.count,
@@ -179,7 +180,7 @@ impl Inventories {
         walker.is_some_and(JoinHandle::is_finished)
     }
 
-    /// Gives up what is being taken of a process, which executes another program.
+    /// Gives up the inventory of a process that executes another program.
     pub(super) fn give_up(&mut self, pid: Pid) {
         if let Some(pending) = self.pending.as_mut().filter(|pending| pending.pid == pid) {
             pending.is_void = true;
@@ -190,7 +191,7 @@ impl Inventories {
         self.pending.as_ref().is_some_and(|pending| pending.freed.contains_key(&address))
     }
 
-    /// Whether frees may be missing.
+    /// Whether frees may be missing, because the maximum number of them is noted.
     pub(super) fn is_full(&self) -> bool {
         let is_full = |pending: &Pending| !pending.freed.is_empty() && pending.freed.len() >= pending.freed_max();
         self.pending.as_ref().is_some_and(is_full)
@@ -203,7 +204,7 @@ impl Inventories {
         pending.observe_unknown(free, processes)
     }
 
-    /// Returns the event to enter: all except frees that have met a stale block.
+    /// Notes an event. Returns the event to enter, or `None` for a free that has met a stale block.
     pub(super) fn observe(&mut self, event: Event, processes: &ProcessTable) -> Option<Event> {
         let Some(pending) = self.pending.as_mut().filter(|pending| pending.pid == event.pid()) else {
             return Some(event);
@@ -227,7 +228,7 @@ impl Inventories {
 }
 
 impl Pending {
-    /// Returns the free if the ledger has its block.
+    /// Notes a free of an unknown block. Returns the free if the ledger has its block.
     fn observe_unknown(&mut self, free: Free, processes: &ProcessTable) -> Option<Free> {
         let ledger = processes.get(free.pid).map(|target| &target.ledger);
         let is_earlier = ledger.is_some_and(|ledger| ledger.is_earlier(free.address));
@@ -244,7 +245,8 @@ impl Pending {
     }
 }
 
-/// Where the ledger has a block that was freed before it was entered: another one may have its address.
+/// Address under which the ledger has a block that was freed before it was entered: another block may have the original
+/// address.
 pub(super) fn aside(address: TargetAddr) -> TargetAddr {
     TargetAddr(address.0 | 1 << 63)
 }
@@ -287,7 +289,7 @@ pub(super) fn walk_heaps(
     Walked { chosen, interval, count, bytes, gaps, error, was_changing }
 }
 
-/// Why there is no block; `None` if a heap was walked and is empty.
+/// Reason why a walk has found no block; `None` if a heap was walked and is empty.
 fn absence(scene: &Scene<'_>, walks: &[Walk], heaps: &[(String, HeapId)]) -> Option<String> {
     let is_hooked = |walk: &&Walk| heaps.iter().any(|(name, _)| walk.heap == name);
     let is_walked = |walk: &Walk| walk.gaps.is_empty();
@@ -308,7 +310,7 @@ fn absence(scene: &Scene<'_>, walks: &[Walk], heaps: &[(String, HeapId)]) -> Opt
     Some(reason)
 }
 
-/// The interval at which about `count_max` of these blocks are chosen: 1 if there are not more.
+/// Returns the interval at which about `count_max` of these blocks are chosen: 1 if there are not more.
 fn interval_for(blocks: &[Earlier], count_max: usize) -> Interval {
     if blocks.len() <= count_max {
         return Interval::EXACT;

@@ -14,14 +14,14 @@ use crate::linux::pidfd::Readiness;
 use crate::process::launch::ProgramStop;
 
 pub(super) struct Followed {
-    /// They run, or are held at an exec or their exit.
+    /// Descendants that run, or are held at an exec or at their exit.
     launches: Vec<Launch>,
-    /// Readable when one of them may be held.
+    /// Readable when a descendant may be held.
     events: OwnedFd,
     readiness: Readiness,
-    /// Number of those that were checked at their exit.
+    /// Number of descendants that were checked at their exit.
     checked_count: u64,
-    /// When to poll them at the latest.
+    /// Latest time of the next poll of the descendants.
     due: Instant,
 }
 
@@ -63,7 +63,7 @@ impl Followed {
         self.launches.iter().any(|launch| launch.pid() == pid)
     }
 
-    /// Holds a process, unless that is impossible. One that is traced already is held if it is at an exec.
+    /// Holds a process; `None` if that is impossible. A process that is traced already is held if it is at an exec.
     pub(super) fn hold(&mut self, keeper: &Keeper, pid: Pid) -> Option<Launch> {
         let Some(known) = self.launches.iter().position(|launch| launch.pid() == pid) else {
             let held = Launch::hold_child(keeper, pid, &self.events);

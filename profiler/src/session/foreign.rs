@@ -1,4 +1,4 @@
-//! What the checks for probes of other tools found in one recording.
+//! Results of the checks for probes of other tools in one recording.
 
 use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
@@ -28,12 +28,12 @@ impl ForeignProbes {
         self.is_checked
     }
 
-    /// Maximum of all checks; `None` where the kernel does not list probes.
+    /// Maximum number of foreign probes in any check; `None` where the kernel does not list probes.
     pub(super) fn count_max(&self) -> Option<u64> {
         self.count_max
     }
 
-    /// Warns when it finds the first ones. `own` are heapbpf's programs.
+    /// Checks for foreign probes, and warns when it finds the first ones. `own` are heapbpf's programs.
     pub(super) fn check<'a>(
         &mut self,
         own: &[BorrowedFd<'_>],

@@ -19,17 +19,17 @@ use crate::process::address_space::AddressSpace;
 #[derive(Default)]
 pub(super) struct GeneratedCode {
     facts: Generated,
-    /// Where the process's map is; `None` until it generates code.
+    /// Where the process's perf map is; `None` until the process generates code.
     place: Option<Place>,
     /// Version of the mappings that were searched for dumps.
     searched: u64,
-    /// What was found since the module was updated.
+    /// Whether something was found since the module was updated.
     has_news: bool,
-    /// The module is that of the process from which this one was forked.
+    /// Whether the module is that of the process from which this one was forked.
     is_inherited: bool,
 }
 
-/// Stays valid when the process exits.
+/// Location of a process's perf map, which stays valid when the process exits.
 struct Place {
     root: File,
     own_pid: u32,
@@ -37,7 +37,7 @@ struct Place {
 }
 
 impl GeneratedCode {
-    /// That of a forked child: its parent's, until it writes files of its own.
+    /// Returns the generated code of a forked child: its parent's, until the child writes files of its own.
     pub(super) fn for_child(&self) -> Self {
         Self { facts: self.facts.clone(), is_inherited: true, ..Self::default() }
     }
@@ -54,7 +54,7 @@ impl GeneratedCode {
         }
     }
 
-    /// Finds new files and notes the sizes of known ones.
+    /// Finds new files that name generated code, and notes the sizes of known ones.
     pub(super) fn poll(&mut self, space: &mut Arc<AddressSpace>, modules: &mut ModuleStore) {
         let Some(module) = space.generated() else { return };
         let now = clock::now().monotonic;

@@ -34,13 +34,14 @@ pub(super) struct Guard {
     memory_bytes_highest: Option<u64>,
     overhead_checked: Instant,
     reached: Vec<Reached>,
-    /// heapbpf's control group has a limit, which was not near at the start.
+    /// Whether heapbpf's control group has a limit that was not near at the start.
     pub(super) watches_group: bool,
 }
 
 pub(super) const GROUP_PERIOD: Duration = Duration::from_millis(100);
 
-/// What must be left in heapbpf's control group to end the recording and write the report: the processes of the group go on.
+/// Memory that must be left in heapbpf's control group to end the recording and write the report, while the group's
+/// processes go on.
 fn reserve_bytes(group: GroupMemory) -> u64 {
     (group.limit_bytes / 8).clamp(8 << 20, 32 << 20)
 }
@@ -110,7 +111,7 @@ impl Guard {
         false
     }
 
-    /// Returns false, which ends the recording, when the control group is about to be out of memory.
+    /// Returns false when the control group is about to be out of memory, which ends the recording.
     pub(super) fn check_group(&mut self) -> bool {
         let group = memory::own_group();
         let Some(group) = group.filter(|group| group.left_bytes_max <= reserve_bytes(*group)) else { return true };
@@ -120,7 +121,8 @@ impl Guard {
         false
     }
 
-    /// Raises intervals if the agent exceeds its CPU limit. Returns false if they cannot grow, which ends the recording.
+    /// Raises intervals if the agent exceeds its CPU limit. Returns false if intervals cannot grow, which ends the
+    /// recording.
     pub(super) fn check_cpu(&mut self, rates: &mut Rates, kernel: &mut Kernel) -> Result<bool> {
         let Some(limit) = self.limits.cpu_percent_max else { return Ok(true) };
         let percent = self.cpu.observe(clock::now().monotonic, clock::cpu_ns(), limit);
@@ -136,7 +138,7 @@ impl Guard {
         Ok(false)
     }
 
-    /// Attaching to many targets takes seconds.
+    /// Whether to check the overhead, even while probes are being attached: attaching to many targets takes seconds.
     pub(super) fn is_overhead_due(&self) -> bool {
         self.limits.overhead_percent_max.is_some() && self.overhead_checked.elapsed() >= GUARD_PERIOD
     }

@@ -16,12 +16,12 @@ pub(super) struct Hint {
     monitors: BTreeMap<Pid, OverheadMonitor>,
 }
 
-/// Targets that are examined.
+/// Maximum number of targets that are examined.
 const TARGETS_MAX: usize = 64;
-/// A uprobe on an emulated instruction; on physical machines it costs less (docs/overhead.md).
+/// Cost of a call through a uprobe on an emulated instruction; on physical machines it is lower (docs/overhead.md).
 const TRAP: CallCosts = CallCosts { alloc_ns: 700.0, free_ns: 700.0 };
 const PERCENT_MIN: f64 = 10.0;
-/// CPU time of a target before it is judged.
+/// CPU time that a target must have used before its share is judged.
 const CPU_NS_MIN: u64 = 500_000_000;
 
 impl Hint {
@@ -52,7 +52,7 @@ impl Hint {
     }
 }
 
-/// `None` as long as too little CPU time has passed.
+/// Converts a share to percent, at most 100. Returns `None` as long as too little CPU time has passed.
 fn percent(share: Share) -> Option<f64> {
     (share.cpu_ns >= CPU_NS_MIN).then(|| share.percent().min(100.0))
 }

@@ -35,18 +35,18 @@ pub(super) struct Hooks {
     states: Vec<HookState>,
     links: Vec<OwnLink>,
     backend: &'static str,
-    /// The links of the target are those that all processes share.
+    /// Whether the links of the target are those that all processes share.
     shares: bool,
 }
 
 #[derive(Clone)]
 struct HookState {
     id: HookId,
-    /// Ordinary calls of the function reach it in this target.
+    /// Whether ordinary calls of the function reach the hook in this target.
     reached: bool,
-    /// The target's profile is incomplete without it.
+    /// Whether the target's profile is incomplete without the hook.
     required: bool,
-    /// The target maps its module, or did.
+    /// Whether the target maps the hook's module, or did.
     mapped: bool,
     state: State,
 }
@@ -83,7 +83,7 @@ impl Hooks {
         Ok(ids)
     }
 
-    /// Whether the target is to have shared links, or links of its own: for a target that has none.
+    /// Chooses between shared links and the target's own, for a target that has no links yet.
     pub(super) fn set_shared(&mut self, shares: bool) {
         self.shares = shares;
     }
@@ -105,7 +105,8 @@ impl Hooks {
         self.shares
     }
 
-    /// Hooks after an exec: links take effect again where the same modules are mapped. `self` keeps its states.
+    /// Returns the hooks after an exec: links take effect again where the same modules are mapped. `self` keeps its
+    /// states.
     pub(super) fn succeed(&mut self) -> Self {
         let unmapped = |hook: &HookState| HookState { mapped: false, ..hook.clone() };
         Self {
@@ -116,7 +117,7 @@ impl Hooks {
         }
     }
 
-    /// Whether nothing was attached later.
+    /// Whether all links had been attached by this time.
     pub(super) fn were_attached_by(&self, time: MonotonicNanos) -> bool {
         self.links.iter().all(|link| link.was_attached_by(time))
     }
@@ -144,7 +145,7 @@ impl Hooks {
             for hook in wanted.filter(|hook| plan.hook(hook.id).hook.module == id) {
                 let planned = plan.hook(hook.id);
                 let probe = match presence::ensure(space, modules, id, planned.offset()) {
-                    // It is attached when the file is mapped.
+                    // The hook is attached when the file is mapped.
                     Err(Absence::Unmapped) => continue,
                     Err(Absence::Refused(reason)) => Err(reason.to_owned()),
                     Ok(()) => probe(planned, || throws.clone()),
@@ -185,7 +186,8 @@ impl Hooks {
         Ok(())
     }
 
-    /// Returns the replaced links, which have no effect once the kernel side is informed. On errors, nothing changes.
+    /// Attaches shared links in place of the target's own. Returns the replaced links, which have no effect once the
+    /// kernel side is informed. On errors, nothing changes.
     pub(super) fn share(
         &mut self,
         kernel: &Kernel,
@@ -216,7 +218,7 @@ impl Hooks {
         Ok(own)
     }
 
-    /// Sets, for kernels without cookies, where the target's probes will be.
+    /// Sets the addresses of the target's probes, for kernels without cookies.
     pub(super) fn set_addresses(&self, kernel: &Kernel, space: &AddressSpace, plan: &Plan) -> Result<()> {
         if kernel.has_cookies() {
             return Ok(());
@@ -231,7 +233,8 @@ impl Hooks {
         Ok(kernel.set_probes(space.pid(), &found)?)
     }
 
-    /// Hooks in other modules are not reported, but their probes stay in case the modules are mapped later.
+    /// Marks hooks in these modules as mapped. Hooks in other modules are not reported, but their probes stay in case
+    /// the modules are mapped later.
     pub(super) fn mark_mapped(&mut self, plan: &Plan, mapped: &[ModuleId]) {
         for hook in &mut self.states {
             hook.mapped |= mapped.contains(&plan.hook(hook.id).hook.module);
@@ -290,7 +293,7 @@ impl Hooks {
         self.mapped().map(|hook| plan.hook(hook.id))
     }
 
-    /// Mean costs of calls; of rarely called functions only if there are no others. `None` when nothing is attached.
+    /// Mean costs of calls; rarely called functions count only if there are no others. `None` when nothing is attached.
     pub(super) fn call_costs(&self, plan: &Plan, costs: &Costs) -> Option<CallCosts> {
         let attached: Vec<&HookState> = self.mapped().filter(|hook| hook.state == State::Attached).collect();
         let mean = |allocates: bool| {
@@ -340,7 +343,7 @@ impl Hooks {
         ids
     }
 
-    /// Status of a hook under each of its names: readers search for `memalign`, whatever its alias.
+    /// Status of a hook under each of its names: readers of a report search for `memalign`, whatever its alias.
     fn statuses(&self, hook: &HookState, plan: &Plan) -> Vec<HookStatus> {
         let planned = plan.hook(hook.id);
         let (found, placement) = (&planned.hook, planned.placement.as_ref().ok());
@@ -385,7 +388,8 @@ fn modules_of<'a>(hooks: impl Iterator<Item = &'a HookState>, plan: &Plan) -> Ve
     modules
 }
 
-/// Why functions that may throw cannot be probed. Where they can, the kernel side compares sampled calls with the process's limits.
+/// Reason why functions that may throw cannot be probed. Where they can be, the kernel side compares sampled calls with
+/// the process's limits.
 fn refusal_of_throwing(kernel: &Kernel) -> Option<String> {
     if kernel.link_kind() != LinkKind::Session {
         return Some("it may throw a C++ exception, which only session links survive (Linux 6.13)".to_owned());

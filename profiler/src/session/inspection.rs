@@ -1,4 +1,4 @@
-//! What `doctor` learns about processes: hooks, scope, rate of calls, and what a killed heapbpf has left.
+//! What `doctor` learns about processes: hooks, scope, rate of calls, and what a killed heapbpf has left behind.
 
 use std::collections::BTreeSet;
 use std::thread;
@@ -45,7 +45,7 @@ pub(crate) struct Leftovers {
     pub processes: usize,
     pub removed: usize,
     pub processes_with_removed: usize,
-    /// Number of breakpoints of running tools.
+    /// Number of breakpoints that belong to running tools.
     pub others: usize,
     /// Number of pointers to stubs of the inline engine that were restored.
     pub pointers: usize,
@@ -83,7 +83,7 @@ pub(crate) fn remove_leftovers(kind: LinkKind) -> Result<Leftovers, KeeperError>
     Ok(leftovers)
 }
 
-/// Returns the number of pointers that were restored.
+/// Removes stubs of a killed heapbpf. Returns the number of pointers that were restored.
 fn remove_stubs(target: &Target, discovery: &Discovery, keeper: &mut Option<Keeper>) -> Result<usize, KeeperError> {
     if !stubs::are_left(target) {
         return Ok(0);
@@ -102,10 +102,10 @@ fn started(keeper: &mut Option<Keeper>) -> Result<&Keeper, KeeperError> {
 /// How often a process allocates.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct CallRate {
-    /// While all calls were counted by probes.
+    /// Number of allocations while all calls were counted by probes.
     pub allocations: u64,
     pub cpu_ns: u64,
-    /// Pointers that would lead to stubs of the inline engine.
+    /// Number of pointers that would lead to stubs of the inline engine.
     pub pointers: usize,
 }
 

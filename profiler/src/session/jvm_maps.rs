@@ -11,10 +11,10 @@ use crate::ids::Pid;
 use crate::interpreter::java::perf_map::{JvmError, is_machine, write_perf_map};
 use crate::object::module::ModuleStore;
 
-/// Between requests: doubles up to the maximum, because most methods are compiled early.
+/// Time between requests to a machine: doubles up to the maximum, because most methods are compiled early.
 const PERIOD: Duration = Duration::from_secs(1);
 const PERIOD_MAX: Duration = Duration::from_secs(30);
-/// For all requests at the end of a recording.
+/// Time limit of all requests at the end of a recording.
 const END_TIME_MAX: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(10);
 
@@ -28,7 +28,7 @@ struct Machine {
     due: Instant,
     period: Duration,
     request: Option<JoinHandle<Result<(), JvmError>>>,
-    /// It refused, and would again.
+    /// Whether the machine has refused a request, and would refuse another.
     has_failed: bool,
 }
 
@@ -59,7 +59,7 @@ impl JvmMaps {
         self.poll(running.into_iter(), modules);
         let deadline = Instant::now() + END_TIME_MAX;
         let mut waiting: Vec<(&Pid, &mut Machine)> = self.machines.iter_mut().collect();
-        // A request that is under way may have been too early.
+        // A request that is already in progress may have been made too early.
         for (pid, machine) in &mut waiting {
             machine.wait(**pid, deadline);
             machine.start(**pid);

@@ -30,7 +30,8 @@ impl KeeperMonitor {
         Ok(())
     }
 
-    /// Also true while it exits: the kernel first closes its links, which takes seconds if there are many.
+    /// Whether the keeper has exited. Also true while it exits: the kernel first closes its links, which takes seconds
+    /// if there are many.
     pub(super) fn has_exited(&self) -> bool {
         self.process.has_ended().unwrap_or(true) || Stat::read(self.pid).is_ok_and(|stat| stat.has_ended())
     }

@@ -13,19 +13,19 @@ use crate::ingest::record::{Exec, Fork};
 use crate::ledger::Ledger;
 use crate::model::Origin;
 
-/// Why a process is listed as skipped.
+/// Reason for listing a process as skipped.
 pub(super) const UNREACHED: &str = "recording ended before heapbpf attached to it";
 
 /// The target that a process was forked from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ParentTarget {
-    /// It was selected individually: its children are targets whatever they execute.
+    /// Whether the parent was selected individually: its children are targets whatever they execute.
     pub(super) requested: bool,
 }
 
 pub(super) enum ProcessChange {
     Forked(Box<ForkedChild>),
-    /// A target executed another program; with the ledger of the program before.
+    /// A target executed another program; the ledger is that of the previous program.
     Executed(Exec, Box<Ledger>),
     Started(Exec, Origin, Option<ParentTarget>),
 }
@@ -43,7 +43,7 @@ impl ProcessChange {
 struct Borrower {
     of: Pid,
     since: Instant,
-    /// Its parent did not wait for it when that was last examined.
+    /// Whether the parent did not wait for the child when that was last examined.
     shares: bool,
 }
 
@@ -57,11 +57,11 @@ impl Borrower {
 /// counts programs, also of those that match the selection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct UnprobedPrograms {
-    /// Until they ended or executed another program.
+    /// Number of programs without probes until they ended or executed another program.
     pub(super) missed: u64,
-    /// For a time after their exec.
+    /// Number of programs without probes for a time after their exec.
     pub(super) late: u64,
-    /// No probe can be attached to them.
+    /// Number of 32-bit programs, to which no probe can be attached.
     pub(super) of_32_bits: u64,
 }
 
@@ -69,21 +69,22 @@ pub(super) struct Lifecycle {
     changes: VecDeque<(Instant, ProcessChange)>,
     /// Children that run in a target's memory until they call exec.
     vfork_children: BTreeMap<Pid, ParentTarget>,
-    /// The same children, with the target that they were forked from and since when; without those that were found to share its memory
-    /// for longer.
+    /// The children in `vfork_children`, with the target that they were forked from and since when; without those that
+    /// were found to share its memory for longer.
     borrowers: BTreeMap<Pid, Borrower>,
     /// Number of processes that run in the memory of a target.
     sharing_count: u64,
-    /// Since the last [`take_started`](Self::take_started). Their forks matter before they are targets.
+    /// Processes started since the last [`take_started`](Self::take_started). Their forks matter before they are
+    /// targets.
     started: Vec<Pid>,
-    /// New processes whose allocator is not mapped yet, and since when.
+    /// New processes whose allocator is not mapped yet, and since when they are polled.
     unhooked: BTreeMap<Pid, Instant>,
     /// Children of targets that do not become targets, since the last [`take_unfollowed`](Self::take_unfollowed).
     unfollowed: Vec<Pid>,
     /// Number of processes that targets have created; with followed forks, also their descendants.
     created_count: u64,
     unprobed: UnprobedPrograms,
-    /// Forks and execs that may lead to a target are reported by the kernel.
+    /// Whether the kernel reports all forks and execs that may lead to a target.
     pub(super) monitors_all: bool,
     polled: Instant,
     next_scan: Instant,
@@ -117,7 +118,8 @@ impl Lifecycle {
         }
     }
 
-    /// Must be called in the order of events: the child inherits the parent's current ledger. Returns the child if it starts with that.
+    /// Handles a fork. Must be called in the order of events: the child inherits the parent's current ledger. Returns
+    /// the child if it starts with that ledger.
     pub(super) fn forked(
         &mut self,
         fork: Fork,
@@ -146,7 +148,8 @@ impl Lifecycle {
             (None, pending) => {
                 let parent = match pending {
                     Some(&ProcessChange::Started(_, _, parent)) => parent,
-                    // It was a target at the fork, and has ended before this was read. What the child has inherited is unknown.
+                    // The parent was a target at the fork, and has ended before the fork was read. What the child has
+                    // inherited is unknown.
                     _ => Some(ParentTarget { requested: true }),
                 };
                 let started = Exec { pid: fork.child, by_other_thread: false, time: fork.time };
@@ -167,7 +170,7 @@ impl Lifecycle {
         }
     }
 
-    /// What a child of a process inherits that may not be a target yet.
+    /// Returns what children of a process inherit from it, which may not be a target yet.
     fn parent_target(&self, parent: Pid, processes: &ProcessTable) -> ParentTarget {
         let pending = || {
             let pending = self.changes.iter().map(|(_, change)| change).find(|change| change.pid() == parent)?;
@@ -180,7 +183,7 @@ impl Lifecycle {
         };
         let known = processes.get(parent).map(|target| ParentTarget { requested: target.requested });
         let known = known.or_else(pending).or_else(|| self.vfork_children.get(&parent).copied());
-        // It was a target at the fork, and has ended before this was read.
+        // The parent was a target at the fork, and has ended before the fork was read.
         known.unwrap_or(ParentTarget { requested: true })
     }
 
@@ -196,7 +199,7 @@ impl Lifecycle {
         std::mem::take(&mut self.started)
     }
 
-    /// The kernel side records children of targets until the session forgets them.
+    /// Takes the children that do not become targets: the kernel side records them until the session forgets them.
     pub(super) fn take_unfollowed(&mut self) -> Vec<Pid> {
         std::mem::take(&mut self.unfollowed)
     }
@@ -205,7 +208,7 @@ impl Lifecycle {
         self.created_count
     }
 
-    /// `grace` is the time that a process must live to become a target.
+    /// Handles an exec. `grace` is the time that a process must live to become a target.
     pub(super) fn executed(&mut self, exec: Exec, processes: &mut ProcessTable, grace: Duration) {
         if let Some(before) = processes.exec(&exec) {
             return self.changes.push_back((Instant::now(), ProcessChange::Executed(exec, Box::new(before))));
@@ -245,7 +248,7 @@ impl Lifecycle {
         self.unprobed.of_32_bits += 1;
     }
 
-    /// The recording of a program begins.
+    /// Counts a program whose recording begins.
     pub(super) fn count_begun(&mut self, is_superseded: bool, is_late: bool) {
         self.unprobed.missed += u64::from(is_superseded);
         self.unprobed.late += u64::from(is_late && !is_superseded);
@@ -262,8 +265,9 @@ impl Lifecycle {
         exited
     }
 
-    /// Returns children that share the memory of their parents, with these. `is_sharing` returns whether such a child is none of
-    /// `vfork`, for which its parent waits; it has to return that twice, because a parent that is preempted does not wait yet.
+    /// Takes the children that share the memory of their parents, with their parents. `is_sharing` returns whether a
+    /// child was not created by `vfork`, for which its parent would wait; it must return true twice in a row, because a
+    /// parent that is preempted does not wait yet.
     pub(super) fn take_sharing(&mut self, is_sharing: impl Fn(Pid, Pid) -> bool) -> Vec<(Pid, Pid)> {
         let mut found = Vec::new();
         self.borrowers.retain(|&child, borrower| {
@@ -294,12 +298,12 @@ impl Lifecycle {
         changes.map(|(_, change)| change).collect()
     }
 
-    /// Has a process [polled](Self::due_for_hooks) until it has an allocator.
+    /// Starts [polling](Self::due_for_hooks) a process until it has an allocator.
     pub(super) fn poll_for_hooks(&mut self, pid: Pid) {
         self.unhooked.insert(pid, Instant::now());
     }
 
-    /// Ends what [`poll_for_hooks`](Self::poll_for_hooks) has begun.
+    /// Ends the polling that [`poll_for_hooks`](Self::poll_for_hooks) has started.
     pub(super) fn stop_polling(&mut self, pid: Pid) {
         self.unhooked.remove(&pid);
     }

@@ -16,13 +16,13 @@ use crate::linux::clock;
 use crate::probe::attach::{AttachError, Probe, attach};
 use crate::units::MonotonicNanos;
 
-/// A target's part in a link.
+/// A link as one of its targets has it.
 #[derive(Debug)]
 pub(super) struct OwnLink {
     #[expect(dead_code, reason = "dropping the last clone detaches it")]
     link: Arc<Link>,
     scope: ProbeScope,
-    /// When it was attached already.
+    /// Time by which the link was attached.
     attached: MonotonicNanos,
 }
 
@@ -31,7 +31,7 @@ impl OwnLink {
         Self { link, scope, attached: clock::now().monotonic }
     }
 
-    /// Whether it is replaced when the target shares probes.
+    /// Whether the link belongs to this process alone, and so is replaced when the target shares probes.
     pub(super) fn is_of_process(&self) -> bool {
         self.scope == ProbeScope::Process
     }
@@ -50,9 +50,10 @@ pub(super) struct Links {
     pub(super) keeper: Keeper,
     pub(super) scope: Scope,
     shared: FxHashMap<HookId, Weak<Link>>,
-    /// All that have been attached.
+    /// Hooks that have been attached at any time.
     attached: BTreeSet<HookId>,
-    /// Replaced by shared ones at these times. Calls that they have recorded at the entry may not have returned yet.
+    /// Links that were replaced by shared ones, with the times. Calls that they have recorded at the entry may not have
+    /// returned yet.
     pub(super) replaced: Vec<(Instant, OwnLink)>,
 }
 
@@ -79,9 +80,10 @@ impl Links {
         self.replaced.retain(|(since, _)| since.elapsed() < REPLACED_DURATION);
     }
 
-    /// All or none, of one process or shared by all that map the file. Links of functions that may throw are of all processes: one of a
-    /// single process lets the kernel replace returns in other processes that have a breakpoint there, such as other targets, without
-    /// asking the program whether the call may throw (`uprobe_multi_link_handler` in kernel/trace/bpf_trace.c, up to 7.3).
+    /// Attaches hooks of a file, all or none, for one process or for all that map the file. Links of functions that may
+    /// throw are of all processes: one of a single process lets the kernel replace returns in other processes that have
+    /// a breakpoint there, such as other targets, without asking the program whether the call may throw
+    /// (`uprobe_multi_link_handler` in kernel/trace/bpf_trace.c, up to 7.3).
     pub(super) fn attach(
         &mut self,
         kernel: &Kernel,
@@ -139,7 +141,7 @@ impl Links {
     }
 }
 
-/// The probe as one of a link of this scope.
+/// Returns the probe for a link of this scope.
 pub(super) fn scoped(probe: Probe, scope: ProbeScope) -> Probe {
     Probe { cookie: HookCookie { scope, ..probe.cookie }, ..probe }
 }

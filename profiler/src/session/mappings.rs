@@ -23,15 +23,15 @@ pub(super) struct Mappings {
     /// Version of the address space that the kernel side knows.
     registered: u64,
     read: Instant,
-    /// When allocators were last searched in it.
+    /// When the mappings were last searched for allocators.
     searched: Instant,
-    /// Between searches for allocators due to stale stacks.
+    /// Time between searches for allocators due to stale stacks.
     period: Duration,
     /// Time that the last read for cut stacks took.
     reload: Duration,
 }
 
-/// Between reads due to stale stacks. Doubles while reads find nothing new: stacks may contain garbage.
+/// Time between reads due to stale stacks. Doubles while reads find nothing new: stacks may contain garbage.
 const READ_PERIOD: Duration = Duration::from_millis(100);
 const READ_PERIOD_MAX: Duration = Duration::from_secs(5);
 
@@ -64,7 +64,7 @@ impl Mappings {
         (self.is_stale || self.is_unsearched) && self.searched.elapsed() >= self.period
     }
 
-    /// Whether to reload for stacks that wait for it.
+    /// Whether to read the mappings again for stacks that wait for that.
     pub(super) fn is_reload_due(&self) -> bool {
         self.read.elapsed() >= (self.reload * RELOAD_PAUSE).min(RELOAD_PAUSE_MAX)
     }

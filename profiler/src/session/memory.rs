@@ -1,4 +1,4 @@
-//! Samples where the resident memory of targets is, within a budget of CPU time.
+//! Samples where the resident memory of targets is located, within a budget of CPU time.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use crate::ids::Pid;
 use crate::probe::plan::Plan;
 use crate::units::MonotonicNanos;
 
-/// Share of a core for all samples after the first of each target.
+/// Share of a core that all samples may take, except the first of each target.
 const SHARE: f64 = 0.002;
 /// Time that may be saved up for later samples.
 const SAVED_MAX: Duration = Duration::from_millis(20);

@@ -1,10 +1,10 @@
-//! What was known at the previous progress of a session.
+//! Values from the previous progress of a session, from which rates are computed.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Finding the callsite that grows most takes a pass over all of them.
+/// Period of finding the callsite that grows most, which takes a pass over all callsites.
 const GROWER_PERIOD: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Default)]
@@ -14,7 +14,7 @@ pub(super) struct ProgressMeter {
 }
 
 impl ProgressMeter {
-    /// Bytes per second since the previous call; 0 at the first. Targets that exit take their totals along.
+    /// Bytes per second since the previous call; 0 at the first. The total falls when a target exits.
     pub(super) fn rate(&mut self, now: Instant, allocated_bytes: f64) -> f64 {
         let Some((then, before_bytes)) = self.before.replace((now, allocated_bytes)) else { return 0.0 };
         let seconds = now.duration_since(then).as_secs_f64();

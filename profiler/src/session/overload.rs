@@ -60,7 +60,7 @@ pub(super) struct Overload {
     /// Traffic since the last congestion or rate change: the previous and the current period of [`PERIOD`].
     before: Traffic,
     now: Traffic,
-    /// Highest bytes per second of a period and highest ring fill since then.
+    /// Highest bytes per second of a period and highest ring fill since the last congestion or rate change.
     rate_max: f64,
     fill_max: u64,
     ring_dropped: u64,
@@ -79,7 +79,7 @@ struct Heap {
     requested: Interval,
     now: Interval,
     largest: Interval,
-    /// All calls are recorded, whatever the rate.
+    /// Whether all calls are recorded, whatever the rate.
     is_fixed: bool,
     /// Sizes sampled since the last congestion or rate change.
     sizes: Sizes,
@@ -111,7 +111,8 @@ const PATIENCE_NEXT: Duration = Duration::from_secs(1);
 /// Congestion within this time after a halving is attributed to it.
 const RELAPSE: Duration = Duration::from_secs(10);
 
-/// Doubles after each thinning without effect: planning one scans all live blocks while the ring buffer is not drained.
+/// Minimum time between thinnings. Doubles after each one without effect: planning one scans all live blocks while the
+/// ring buffer is not drained.
 const THIN_PERIOD: Duration = Duration::from_millis(100);
 const THIN_PERIOD_MAX: Duration = Duration::from_secs(10);
 
@@ -142,7 +143,8 @@ impl Overload {
         self.heaps.push(Heap { requested, now: requested, largest: requested, is_fixed, sizes: Sizes::default() });
     }
 
-    /// Changes the interval to which a heap falls back. Returns the one to sample at, which is larger during overload.
+    /// Changes the interval to which a heap falls back. Returns the interval to sample at, which is larger during
+    /// overload.
     pub(super) fn request(&mut self, id: HeapId, requested: Interval) -> Interval {
         let Some(heap) = self.heaps.get_mut(usize::from(id.0)) else { return requested };
         heap.requested = requested;
@@ -213,7 +215,8 @@ impl Overload {
         full && due && self.policy != OverloadPolicy::Drop
     }
 
-    /// Intervals, by heap, at which half of the live set remains, and rate changes; empty if thinning has no effect.
+    /// Returns the intervals, by heap, at which half of the live set remains, and the rate changes; both empty if
+    /// thinning has no effect.
     pub(super) fn thin(&mut self, load: &Load, live: &LiveSizes) -> (Vec<(HeapId, Interval)>, Vec<RateChange>) {
         let OverloadPolicy::Adapt(interval_max) = self.policy else { return Default::default() };
         self.thinned = Some(load.time);
@@ -416,7 +419,8 @@ impl Sizes {
 #[derive(Clone, Debug)]
 pub(super) struct Thinnings {
     seed: u64,
-    /// By time, with decreasing intervals. The largest interval of thinnings later than a block applies to it.
+    /// Thinnings of each heap, in order of time, with decreasing intervals. The largest interval of thinnings later
+    /// than a block applies to it.
     floors: BTreeMap<HeapId, Vec<(MonotonicNanos, Interval)>>,
 }
 
@@ -457,7 +461,8 @@ impl Thinnings {
         self.interval(pid, address, &live).unwrap_or(interval)
     }
 
-    /// In [0, 1). Depends on the process: the copy of a block in a forked child must be sampled independently.
+    /// Random number in [0, 1) of a block. Depends on the process: the copy of a block in a forked child must be
+    /// sampled independently.
     #[expect(clippy::cast_precision_loss, reason = "53 bits")]
     fn random(&self, pid: Pid, address: TargetAddr, block: &LiveBlock) -> f64 {
         let mut state = self.seed;

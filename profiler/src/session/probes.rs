@@ -50,13 +50,13 @@ pub(super) struct Probes {
     links: Links,
     foreign: ForeignProbes,
     stubs: Stubs,
-    /// Targets that do not fit into the kernel's map of targets: their calls are not sampled.
+    /// Number of targets that do not fit into the kernel's map of targets: their calls are not sampled.
     targets_unmarked: u64,
     /// Number of hooks of the plan that the kernel side knows.
     planned: usize,
-    /// Targets whose calls no probe has seen, or not all the time.
+    /// Targets whose calls have not been seen by probes, or not all the time.
     unobserved: BTreeSet<Pid>,
-    /// When it was last inspected which targets have lost their first threads.
+    /// When targets were last checked for first threads that have exited.
     first_threads: Option<Instant>,
 }
 
@@ -103,7 +103,7 @@ impl Probes {
         let attached_before = target.hooks.attached_ids();
         target.mappings.note_search();
         target.refresh_mappings(&mut self.discovery.modules);
-        // Includes modules that were added by earlier reads for other reasons.
+        // The flag also covers modules that were added by earlier reads for other reasons.
         let has_mapped = target.mappings.is_unsearched;
         let was_recorded = target.was_recorded();
         if was_recorded && !has_mapped {
@@ -157,14 +157,15 @@ impl Probes {
         Ok(())
     }
 
-    /// Forgets what is known of a process's program, whose stubs are removed unless an exec has done so.
+    /// Forgets the program of a process, and removes its stubs unless an exec has done so.
     pub(super) fn forget_program(&mut self, pid: Pid) {
         self.copies.forget(pid);
         self.unwinding.forget(pid);
         self.replace_program(pid);
     }
 
-    /// The same after an exec, without the stacks: those of the new program have begun with it.
+    /// Forgets the program of a process after an exec, but not its stacks: those of the new program have begun with the
+    /// exec.
     pub(super) fn replace_program(&mut self, pid: Pid) {
         self.discovery.modules.forget_process(pid);
         self.stubs.remove(pid, &mut self.kernel, &self.links.keeper);
@@ -211,8 +212,8 @@ impl Probes {
         Ok(())
     }
 
-    /// Has the shared probes record a target. Both kinds are attached for a short time, and one flag switches: no call is missed or
-    /// counted twice.
+    /// Makes the shared probes record a target. Both kinds of probes are attached for a short time, and one flag
+    /// switches between them: no call is missed or counted twice.
     fn share_with(&mut self, target: &mut Target) -> Result<()> {
         let Discovery { plan, modules, .. } = &self.discovery;
         let rights = Some(target.files.rights());
@@ -267,7 +268,8 @@ impl Probes {
         ProbeScope { foreign_calls, foreign_probes: self.foreign.count_max(), ..self.links.scope.facts() }
     }
 
-    /// Counts the probes of other tools on all instructions that heapbpf has probed: when the first are, and at the end.
+    /// Counts the probes of other tools on all instructions that heapbpf has probed: when its first probes are
+    /// attached, and at the end.
     pub(super) fn check_foreign(&mut self, is_end: bool) {
         let mut attached = self.links.attached().peekable();
         if (is_end || !self.foreign.is_checked()) && attached.peek().is_some() {
@@ -299,7 +301,8 @@ impl Probes {
         self.unwinding.by_frame_pointer()
     }
 
-    /// Returns false if the live set is full: frees of the other inherited blocks are missed.
+    /// Enters the blocks that a target has inherited into the live set. Returns false if the live set is full: frees of
+    /// the blocks that are not entered are missed.
     pub(super) fn inherit(&mut self, target: &Target) -> bool {
         let blocks = target.ledger.live().map(|block| {
             let LiveAllocation { address, size_bytes, interval, stack, heap, time } = block;
@@ -329,7 +332,7 @@ impl Probes {
         }
     }
 
-    /// Makes the kernel side report a process's forks, which it already samples if probes are shared.
+    /// Makes the kernel side report the forks of a process, which is already sampled if probes are shared.
     pub(super) fn report_forks(&mut self, pid: Pid) {
         let flags = self.target_flags(true, false);
         if let Err(error) = self.kernel.set_target(pid, flags) {
@@ -368,7 +371,8 @@ impl Probes {
         }
     }
 
-    /// Removes breakpoints of a killed heapbpf. Those of a forked child are copies of its parent's, which are in use.
+    /// Removes breakpoints of a killed heapbpf. The breakpoints of a forked child are copies of its parent's, which are
+    /// in use.
     fn remove_leftovers(&mut self, target: &Target) {
         if target.is_copy() {
             return;
@@ -438,7 +442,7 @@ impl Probes {
                 leftover::remove(&keeper, kind, &self.discovery.modules, target.pid, &found)?;
                 debug!("process {}: removed {} breakpoints", target.pid, found.len());
             }
-            // Its mappings may have been read before the stubs were mapped.
+            // The mappings of the target may have been read before the stubs were mapped.
             if let Ok(opened) = self.discovery.open(target.pid)
                 && stubs::are_left(&opened)
             {
@@ -497,7 +501,7 @@ impl Probes {
         if self.unobserved.contains(&target.pid) || target.is_gone() || self.count_missing(target) == 0 {
             return;
         }
-        // It may have unmapped a module.
+        // The process may have unmapped a module.
         target.refresh_mappings(&mut self.discovery.modules);
         let missing = self.count_missing(target);
         if missing > 0 && !target.is_gone() {
@@ -544,22 +548,22 @@ impl Probes {
         }
     }
 
-    /// Returns whether targets are to have stubs.
+    /// Whether targets are to have stubs.
     pub(in crate::session) fn has_stubs(&self) -> bool {
         self.stubs.is_enabled()
     }
 
-    /// Changes a process with stubs if something is to be changed by now.
+    /// Makes the changes to a target's stubs that are due.
     pub(in crate::session) fn poll_stubs(&mut self, target: &Target, rates: &Rates) {
         self.stubs.poll(target, &mut self.kernel, &self.links.keeper, &self.discovery, rates);
     }
 
-    /// Why a target has no stubs although it is to have them.
+    /// Reason why a target has no stubs although it is to have them.
     pub(in crate::session) fn stubs_refused(&self, target: &Target) -> Option<&str> {
         self.stubs.refused(target.pid).filter(|_| !target.traps_only)
     }
 
-    /// Costs of the unsampled calls of one of this number of targets. `None` when nothing is attached.
+    /// Costs of unsampled calls of one target among this number of targets. `None` when nothing is attached.
     pub(in crate::session) fn call_costs(&self, target: &Target, costs: &Costs, targets: usize) -> Option<CallCosts> {
         let alone = target.hooks.call_costs(&self.discovery.plan, costs)?;
         let trapped = self.links.scope.costs_among(targets, alone);
@@ -577,7 +581,7 @@ impl Probes {
         self.stubs.facts()
     }
 
-    /// Number of calls that stubs have sampled and no probe has met.
+    /// Number of calls that stubs have sampled and no probe has recorded.
     pub(in crate::session) fn stub_calls_missed(&self) -> u64 {
         self.stubs.missed(&self.kernel)
     }
@@ -586,8 +590,9 @@ impl Probes {
         self.stubs.update(rates);
     }
 
-    /// Restores pointers of children that have copied stubs and were not followed, because the user did not want it, or because they
-    /// were created at the end of the recording; and of targets that could not be stopped before.
+    /// Restores pointers of children that have copied stubs and were not followed, because the user did not want it, or
+    /// because they were created at the end of the recording. Also restores pointers of targets that could not be
+    /// stopped before.
     pub(in crate::session) fn restore_copies(&mut self) {
         if !self.stubs.has_installed_any() {
             return;
@@ -617,10 +622,10 @@ struct Predictions {
     c_libraries: Vec<Vec<HookId>>,
 }
 
-/// Heaps of programs without an allocator of their own.
+/// Heap names of C libraries, whose allocators serve programs without one of their own.
 const C_LIBRARIES: [&str; 2] = ["libc", "musl"];
 
-/// C libraries predicted for unknown executables: each costs a link.
+/// Maximum number of C libraries predicted for unknown executables: each costs a link.
 const C_LIBRARIES_MAX: usize = 2;
 const EXECUTABLES_MAX: usize = 4096;
 
@@ -629,7 +634,7 @@ impl Predictions {
         let of_libraries: Vec<HookId> =
             hooks.ids().filter(|&id| C_LIBRARIES.contains(&plan.hook(id).hook.heap.as_str())).collect();
         if !of_libraries.is_empty() {
-            // The latest first: programs that start in succession mostly use the same.
+            // The latest C library comes first: programs that start in succession mostly use the same.
             self.c_libraries.retain(|known| *known != of_libraries);
             self.c_libraries.insert(0, of_libraries);
             self.c_libraries.truncate(C_LIBRARIES_MAX);

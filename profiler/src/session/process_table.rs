@@ -42,33 +42,34 @@ pub(super) struct ProcessTable {
     /// Matching processes that cannot be profiled, or must not be again.
     declined: BTreeSet<Identity>,
     callsite_limit: CallsiteLimit,
-    /// Of ended targets of which only sums are kept.
+    /// Number of unknown frees of ended targets that were folded into the totals.
     frees_unknown_folded: u64,
     pub(super) heaps_folded: BTreeSet<HeapId>,
-    /// Of the same targets.
+    /// Stacks of ended targets that were folded into the totals.
     stacks_folded: Vec<StackId>,
 }
 
 #[derive(Default)]
 struct OthersWindow {
     base: Others,
-    /// Targets of the window of which only sums are kept.
+    /// Number of targets of the window that were folded into its totals.
     folded_count: u64,
     folded_totals: Totals,
 }
 
-/// Ended targets that are kept individually. Beyond it, those that allocated least are folded into sums.
+/// Maximum number of ended targets that are kept individually. When there are more, those with the fewest allocations
+/// are merged into totals.
 const ENDED_MAX: usize = 1000;
 const SKIPPED_MAX: usize = 100;
 
-/// Why a target has no inventory that has ended meanwhile.
+/// Gap in the inventory of a target that has ended before its heaps were walked.
 const ENDED_EARLY: &str =
     "all heaps: the process exited, executed another program or was detached before they were walked";
 
-/// Beyond it, the oldest are dropped: at most 4 MiB.
+/// Maximum number of early stacks: beyond it, the oldest are dropped. They take at most 4 MiB.
 const EARLY_STACKS_MAX: usize = 4096;
 
-/// Thread names read at once, so that it takes a millisecond, and for a snapshot.
+/// Maximum number of thread names that are read at once, which takes a millisecond, and for a snapshot.
 const NAMES_READ_MAX: usize = 128;
 const NAMES_REFRESHED_MAX: usize = 10_000;
 
@@ -117,7 +118,7 @@ impl ProcessTable {
         self.running.values_mut()
     }
 
-    /// Of all targets, also ended ones.
+    /// PIDs of all targets, also ended ones.
     pub(super) fn pids(&self) -> FxHashSet<Pid> {
         self.ended.iter().chain(self.running.values()).map(|target| target.pid).collect()
     }
@@ -179,13 +180,14 @@ impl ProcessTable {
         self.running.get(&pid).or_else(ended).into_iter().flat_map(|target| target.ledger.stacks())
     }
 
-    /// Stacks whose frames nothing has any more: the kernel side must send them again.
+    /// Takes the stacks whose frames are in no ledger any more: the kernel side must send them again.
     pub(super) fn take_folded_stacks(&mut self) -> Vec<StackId> {
         std::mem::take(&mut self.stacks_folded)
     }
 
-    /// Ignores events of processes that are not targets, except stacks: with shared probes, a forked child is sampled
-    /// before it is a target, and with perf events, a vfork child hits its parent's probes.
+    /// Enters an event into the ledger of its target. Ignores events of processes that are not targets, except stacks:
+    /// with shared probes, a forked child is sampled before it is a target, and with perf events, a vfork child hits
+    /// its parent's probes.
     pub(super) fn enter(&mut self, event: Event) {
         if let Some(target) = self.running.get_mut(&event.pid()) {
             Self::enter_into(target, self.recorder.as_mut(), event);
@@ -211,7 +213,8 @@ impl ProcessTable {
         target.enter(event);
     }
 
-    /// Adds the live bytes of callsites to the timelines: for a trigger to all, otherwise to those that are due.
+    /// Adds the live bytes of callsites to the timelines: for a trigger to all timelines, otherwise to those that are
+    /// due.
     pub(super) fn note(&mut self, time: MonotonicNanos, trigger: Option<SampleTrigger>) {
         self.record_corrections();
         for target in self.running.values_mut() {
@@ -261,7 +264,8 @@ impl ProcessTable {
         }
     }
 
-    /// Returns the ledger of the program before. `None` if the process is no target but reuses the pid of one.
+    /// Handles the exec of a target. Returns the ledger of the previous program; `None` if the process is not a target
+    /// but reuses the pid of one.
     pub(super) fn exec(&mut self, exec: &Exec) -> Option<Ledger> {
         let target = self.running.get_mut(&exec.pid)?;
         if target.process.as_ref().is_some_and(Process::is_pid_reused) {
@@ -391,7 +395,7 @@ impl ProcessTable {
         self.running.values().map(|target| target.ledger.totals().live_bytes()).sum()
     }
 
-    /// Of all running targets.
+    /// Totals of all running targets.
     pub(super) fn totals(&self) -> Totals {
         let mut totals = Totals::default();
         self.running.values().for_each(|target| totals.add(target.ledger.totals()));

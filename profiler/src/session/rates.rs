@@ -43,7 +43,8 @@ impl Heap {
         self.name == MMAP
     }
 
-    /// Interval doubled this often, up to [`INTERVAL_BYTES_RAISED_MAX`]. A larger configured interval stays as it is.
+    /// Configured interval after this many doublings, up to [`INTERVAL_BYTES_RAISED_MAX`]. A larger configured interval
+    /// stays as it is.
     fn interval(&self, doublings: u32) -> Interval {
         if self.is_fixed() {
             return Interval::EXACT;
@@ -59,10 +60,10 @@ impl Heap {
 /// Minimum time between two reads of the kernel's counters, unless the ring buffer is filling.
 const ADAPT_PERIOD: Duration = Duration::from_millis(5);
 
-/// Changes kept for reports: the first and the last. All are logged.
+/// Maximum number of changes kept for reports: the first and the last. All changes are logged.
 const CHANGES_MAX: usize = 1000;
 
-/// Intervals are raised up to here: beyond it, so little is sampled that sampling costs nothing.
+/// Maximum to which intervals are raised: beyond it, so little is sampled that sampling costs nothing.
 const INTERVAL_BYTES_RAISED_MAX: u32 = 16 << 20;
 
 impl Rates {
@@ -121,7 +122,7 @@ impl Rates {
     pub(super) fn double(&mut self, times: u32, kernel: &mut Kernel) -> Result<bool, LoadError> {
         let before = self.doublings;
         self.doublings += times;
-        // Without heaps, those to come can be sampled less.
+        // Without heaps, those that are added later can be sampled less.
         let mut has_changed = self.heaps.is_empty() && self.interval.bytes() < INTERVAL_BYTES_RAISED_MAX;
         for (id, heap) in (0u8..).map(HeapId).zip(&self.heaps) {
             let requested = heap.interval(self.doublings);
@@ -150,7 +151,7 @@ impl Rates {
         }
     }
 
-    /// Whether to read the load and [`adapt`](Self::adapt) to it now; starts the next period then.
+    /// Whether to read the load and [`adapt`](Self::adapt) to it now; if so, starts the next period.
     pub(super) fn is_due(&mut self, now: MonotonicNanos, is_filling: bool) -> bool {
         let is_due = is_filling || now.since(self.adapted) >= ADAPT_PERIOD;
         if is_due {

@@ -26,7 +26,7 @@ impl StackCopy {
         Self { registers: first.registers, start: first.start, bytes: first.bytes.to_vec() }
     }
 
-    /// Appends the next page. Returns false, and changes nothing, if the page is another one or there are too many.
+    /// Appends the next page. Returns false, and changes nothing, if `page` is not the next one or there are too many.
     pub(crate) fn append(&mut self, page: &StackPage) -> bool {
         let length = self.bytes.len() as u64;
         let is_next = page.start.0 == self.start.0.wrapping_add(length) && page.registers == self.registers;
@@ -52,7 +52,7 @@ impl ReadMemory for StackCopy {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Resumed {
     pub(crate) stack: Stack,
-    /// The walk ended outside the registered mappings again.
+    /// Whether the walk ended outside the registered mappings again.
     pub(crate) is_unmapped: bool,
 }
 

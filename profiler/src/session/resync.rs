@@ -50,7 +50,7 @@ pub(super) struct Resync {
 /// Up to this many blocks in the live set, the blocks of an exiting process are read at once.
 const READ_AT_EXIT_MAX: u64 = 1 << 16;
 
-/// Period of counting live blocks, and the one when they are many. It takes about 30 µs.
+/// Period of counting live blocks, and the shorter period while they are many. Counting takes about 30 µs.
 const COUNT_PERIOD: Duration = Duration::from_millis(100);
 const COUNT_PERIOD_MIN: Duration = Duration::from_millis(10);
 
@@ -95,7 +95,7 @@ impl Resync {
         self.counted.1
     }
 
-    /// Has the kernel side's filter exclude no block, or ends that.
+    /// Makes the kernel side's filter exclude no block, or ends that.
     pub(super) fn set_filter_open(&self, is_open: bool) {
         self.reader.set_filter_open(is_open);
     }
@@ -120,19 +120,21 @@ impl Resync {
         self.schedule.is_needed()
     }
 
-    /// After a pass with nothing left to record: it has covered all drops, unless it failed.
+    /// Marks all drops as covered after a pass with nothing left to record, unless the pass failed.
     pub(super) fn close(&mut self) {
         if !self.schedule.has_failed {
             self.schedule.covered = self.schedule.drops;
         }
     }
 
-    /// A pass that covers a target must be finished before its ledger is closed: it may have thinned the live set.
+    /// Whether the current pass covers a target. It must be finished before the target's ledger is closed: it may have
+    /// thinned the live set.
     pub(super) fn covers(&self, pid: Pid) -> bool {
         self.pass.as_ref().is_some_and(|pass| pass.targets.contains_key(&pid))
     }
 
-    /// An exited target's blocks may be too many to read at once. Many targets may exit in succession.
+    /// Whether exited targets need a pass, because they may have too many blocks to read at once. Among several
+    /// targets, only if a pass is due: many may exit in succession.
     pub(super) fn is_needed_at_exit(&self, is_only_target: bool) -> bool {
         let is_wanted = self.is_needed() && (is_only_target || self.schedule.is_due(clock::now().monotonic));
         is_wanted && self.reader.count() > READ_AT_EXIT_MAX
@@ -168,7 +170,8 @@ impl Resync {
         schedule.end(FAILED_PASS);
     }
 
-    /// All events up to the end of the reading, for which it waits, must have been entered.
+    /// Waits for the reading of the pass, and corrects all ledgers by it. All events up to the end of the reading must
+    /// have been entered.
     pub(super) fn finish(
         &mut self,
         processes: &mut ProcessTable,
@@ -215,7 +218,8 @@ impl Resync {
         );
     }
 
-    /// `is_known` are processes that are or may become targets.
+    /// Removes blocks from the live set that belong to no program. `is_known` returns whether a process is or may
+    /// become a target.
     fn remove_strays(
         &mut self,
         reading: &Reading,
@@ -241,12 +245,12 @@ impl Resync {
         self.unswept.retain(|pid| targets.contains_key(pid));
     }
 
-    /// [Drops](Self::note_drops) must be up to date.
+    /// Corrects the ledger of a target that has exited. [Drops](Self::note_drops) must be up to date.
     pub(super) fn correct_at_exit(&mut self, target: &mut Target, kernel: &mut Kernel) {
         if self.schedule.drops == 0 {
             return;
         }
-        // Reading takes long: the next pass removes the blocks.
+        // Reading many blocks takes long: the next pass removes them.
         if self.reader.count() > READ_AT_EXIT_MAX {
             self.unswept.push(target.pid);
             self.schedule.requested = true;
@@ -271,7 +275,8 @@ impl Resync {
         }
     }
 
-    /// Of an earlier process with this pid. Must precede the new process becoming a target.
+    /// Removes blocks that an exited process with the same pid left behind. Must be called before the new process
+    /// becomes a target.
     pub(super) fn sweep(&mut self, pid: Pid, kernel: &mut Kernel) {
         if let Some(at) = self.unswept.iter().position(|&unswept| unswept == pid) {
             self.unswept.swap_remove(at);
@@ -302,7 +307,7 @@ impl Resync {
         is_touched: impl Fn(TargetAddr) -> bool + Copy,
     ) -> Reconciled {
         let (pid, ledger) = (target.pid, &mut target.ledger);
-        // Also blocks that were touched meanwhile: their time distinguishes them from others at their address.
+        // Thinned blocks may have been touched meanwhile: their time distinguishes them from others at their address.
         reading.thinned(pid).for_each(|block| ledger.thin(&block, None));
         if !self.thinnings.is_empty() {
             reading.live(pid).for_each(|block| ledger.thin(&block, Some(block.interval)));
@@ -317,7 +322,7 @@ struct Schedule {
     covered: u64,
     dropped: MonotonicNanos,
     requested: bool,
-    /// Of the latest pass.
+    /// Whether the latest pass failed.
     has_failed: bool,
     last: Option<(MonotonicNanos, Duration)>,
 }
@@ -337,7 +342,7 @@ impl Schedule {
         self.drops > self.covered
     }
 
-    /// Whether a pass is due. One always is after drops have ended.
+    /// Whether a pass is due. A pass is always due after drops have ended.
     fn is_due(&self, now: MonotonicNanos) -> bool {
         if !(self.is_needed() || self.requested) {
             return false;
@@ -367,7 +372,7 @@ impl Schedule {
 }
 
 struct Sieve {
-    /// Blocks allocated since then arrive as events.
+    /// Time from which on allocated blocks arrive as events.
     since: MonotonicNanos,
     targets: BTreeMap<Pid, Program>,
     thinnings: Thinnings,
@@ -399,7 +404,7 @@ struct Reading {
 }
 
 impl Reading {
-    /// Takes a block. Returns whether it remains in the live set.
+    /// Sorts a block that was read. Returns whether it remains in the live set.
     fn take(&mut self, sieve: &Sieve, pid: Pid, address: TargetAddr, block: LiveBlock) -> bool {
         if block.time_ns() >= sieve.since.0 {
             self.recent.insert((pid, address));

@@ -39,7 +39,7 @@ const RETURN_TRAPS: f64 = 0.45;
 /// Traps of a malloc/free pair of a process that is not a target. They count double: its user gets nothing for them.
 const FOREIGN_TRAPS: f64 = 2.0 * 2.0;
 
-/// Share of a CPU that an idle process counts with: it may become busy.
+/// Minimum share of a CPU that a process counts with: an idle process may become busy.
 const ACTIVITY_MIN: f64 = 0.01;
 
 impl Scope {
@@ -64,7 +64,7 @@ impl Scope {
         Ok(Self { facts: facts(kind, reason), check_at })
     }
 
-    /// Costs of calls among this number of targets, from those of a process that is the only one.
+    /// Costs of a target's calls among this number of targets, computed from its costs as the only target.
     #[expect(clippy::cast_precision_loss, reason = "targets count by the thousand")]
     pub(super) fn costs_among(&self, targets: usize, alone: CallCosts) -> CallCosts {
         let further = targets.saturating_sub(1) as f64;
@@ -133,9 +133,9 @@ fn facts(kind: ScopeKind, reason: &str) -> ProbeScope {
 pub(crate) struct ScopeForecast {
     pub other_processes: u64,
     pub foreign_probes: Option<u64>,
-    /// Of a recording of this process.
+    /// Scope of a recording of this process alone.
     pub one_target: ProbeScope,
-    /// Of a recording of all processes.
+    /// Scope of a recording of all processes.
     pub all: ProbeScope,
 }
 
@@ -179,7 +179,7 @@ impl Load {
         load
     }
 
-    /// Additional traps per pair, weighted by CPUs: with probes of single processes, and with shared ones.
+    /// Additional traps per malloc/free pair, weighted by CPUs: with probes of single processes, and with shared ones.
     #[expect(clippy::cast_precision_loss, reason = "processes count by the thousand")]
     fn traps(&self) -> (f64, f64) {
         let further = self.targets.saturating_sub(1);
@@ -188,7 +188,8 @@ impl Load {
     }
 }
 
-/// Mappings that cannot be read count: a process of another user may map the files.
+/// Whether a process maps any of the files. Mappings that cannot be read count: a process of another user may map the
+/// files.
 fn maps_any(pid: Pid, files: &[FileIdentity]) -> bool {
     let mapped = maps::executable_mappings(pid);
     mapped.map_or(true, |mapped| mapped.iter().any(|at| files.contains(&FileIdentity::new(at.device, at.inode))))

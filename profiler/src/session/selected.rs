@@ -32,7 +32,7 @@ impl Unrecorded {
         self.count
     }
 
-    /// Why nothing is recorded.
+    /// Fails with the error of the first process that could not be recorded, if there is one.
     pub(super) fn check(&mut self) -> Result<()> {
         self.first.take().map_or(Ok(()), Err)
     }
@@ -46,7 +46,7 @@ pub(super) struct Selected {
 }
 
 impl Selected {
-    /// Opens them. Fails if only individual processes are selected, and none can be recorded.
+    /// Opens the selected processes. Fails if only individual processes are selected, and none can be recorded.
     pub(super) fn find(
         config: &SessionConfig,
         discovery: &mut Discovery,

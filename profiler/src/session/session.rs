@@ -81,7 +81,8 @@ const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
 const POLL_PERIOD: Duration = Duration::from_millis(250);
 
 impl Session {
-    /// [`attach`](Self::attach) is next. Fails if only individual processes are selected, and none can be profiled.
+    /// Opens the selected processes and loads the kernel side. [`attach`](Self::attach) is next. Fails if only
+    /// individual processes are selected, and none can be profiled.
     pub fn start(mut config: SessionConfig) -> Result<Self> {
         let mut discovery = Discovery::new(config.placement, config.functions.clone(), config.heaps.clone());
         let mut processes = ProcessTable::new(config.callsite_limit())?;
@@ -99,7 +100,7 @@ impl Session {
         if let Some(own) = &own {
             probes.learn_from(&own.hooks);
         }
-        // What loading has needed: the parsed object and types of the kernel.
+        // Loading has needed memory for the parsed object and the types of the kernel.
         memory::release_freed();
         let keeper = KeeperMonitor::new(probes.keeper())?;
         let calibrated = guard.calibrate(&mut probes, config.detailed_progress);
@@ -316,7 +317,7 @@ impl Session {
         while !self.drain() && self.intake.ring().read_bytes() < end {}
     }
 
-    /// The same without handling process changes.
+    /// Enters the records that the ring buffer has now, without handling process changes.
     pub(super) fn catch_up(&mut self) {
         let end = self.intake.ring().written_bytes();
         while !self.take_records() && self.intake.ring().read_bytes() < end {}
@@ -329,7 +330,7 @@ impl Session {
         intake.take(&mut Owners { config, probes, processes, lifecycle, rates, resync, inventories })
     }
 
-    /// `fill_bytes` were in the ring buffer before the drain.
+    /// Adapts intervals to the load. `fill_bytes` were in the ring buffer before the drain.
     fn balance(&mut self, fill_bytes: u64) {
         let now = clock::now().monotonic;
         let is_filling = fill_bytes > u64::from(self.config.ring_bytes) / 2;
@@ -376,7 +377,8 @@ impl Session {
         Ok(())
     }
 
-    /// Returns the records dropped because the ring buffer was full; `None` if the kernel's counter cannot be read.
+    /// Notes how many records were dropped. Returns the number dropped because the ring buffer was full; `None` if the
+    /// kernel's counter cannot be read.
     pub(super) fn note_drops(&mut self) -> Option<u64> {
         let read = Counters::read_one(&self.probes.kernel, Counter::RingFull);
         let ring_dropped = read.inspect_err(|error| debug!("{error}")).ok()?;
@@ -388,7 +390,8 @@ impl Session {
         self.intake.take_raw_stacks()
     }
 
-    /// Reads counters before it detaches: a call whose return probe is removed first would count as not returning.
+    /// Ends the recording. Reads counters before it detaches: a call whose return probe is removed first would count as
+    /// not returning.
     fn stop(&mut self) -> Result<(clock::Instant, Counters)> {
         self.command.iter_mut().for_each(Command::record_no_execs);
         self.complete_inventory(true);
@@ -416,7 +419,8 @@ impl Session {
         Ok(ended)
     }
 
-    /// Waits until all probes are detached. The returned command may still run; the recording lacks only names.
+    /// Ends the recording and waits until all probes are detached. The returned command may still run; the returned
+    /// recording lacks only names.
     pub fn finish(mut self) -> Result<(Snapshot, Option<Command>, Option<Recorder>)> {
         let (ended, counters) = self.stop()?;
         self.processes.update_exit_codes();

@@ -16,7 +16,7 @@ use crate::ids::{Pid, StackId};
 use crate::ingest::event::{Event, Stack};
 use crate::ingest::record::StackPage;
 
-/// Bounds the memory of copies; further ones are dropped, and their stacks stay cut.
+/// Maximum memory of all copies; further ones are dropped, and their stacks stay cut.
 const BYTES_MAX: usize = 64 << 20;
 
 #[derive(Debug, Default)]
@@ -25,7 +25,7 @@ pub(super) struct StackCopies {
     incomplete: FxHashMap<StackId, (Pid, StackCopy)>,
     cut: BTreeMap<Pid, Vec<CutStack>>,
     bytes: usize,
-    /// Stacks that were continued, by their end.
+    /// Number of stacks that were continued, by their end.
     continued: [u64; StackEnd::ALL.len()],
 }
 
@@ -45,7 +45,7 @@ pub(super) struct Continued {
 }
 
 impl StackCopies {
-    /// Notes the frames of a stack, which follow all pages of its copy.
+    /// Notes the frames of a stack, which arrive after all pages of its copy.
     pub(super) fn observe(&mut self, event: &Event) {
         if let Event::Stack(pid, id, stack) = event
             && let Some((_, copy)) = self.incomplete.remove(id)
@@ -57,7 +57,7 @@ impl StackCopies {
 
     pub(super) fn add(&mut self, pid: Pid, id: StackId, page: &StackPage) {
         if self.bytes + page.bytes.len() > BYTES_MAX {
-            // The frames of these were probably dropped.
+            // The frames of these copies were probably dropped.
             self.forget_incomplete(|_| true);
             return;
         }
@@ -79,7 +79,7 @@ impl StackCopies {
         }
     }
 
-    /// Processes with cut stacks.
+    /// PIDs of processes with cut stacks.
     pub(super) fn pids(&self) -> Vec<Pid> {
         self.cut.keys().copied().collect()
     }

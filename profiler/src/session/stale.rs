@@ -1,9 +1,11 @@
-//! Stale blocks: blocks from before the recording that the process has freed before they were inserted into the live set.
+//! Stale blocks: blocks allocated before recording started that the process has freed before they were inserted into
+//! the live set.
 //!
-//! The kernel side has reported their frees as those of unknown blocks. Until the agent has read that and removes them, calls of the
-//! process meet them: an allocation replaces them and counts their free as missed, and the free of a block that was not sampled is
-//! reported as theirs. Records contain what calls have met: times do not show it, because the agent inserts and removes many blocks
-//! at once. And where the process has allocated meanwhile, the agent removes a newer block, which must be inserted again.
+//! The kernel side has reported frees of stale blocks as those of unknown blocks. Until the agent has read such a
+//! report and removes the block, calls of the process meet it: an allocation replaces it and counts its free as missed,
+//! and the free of a block that was not sampled is reported as its free. Records contain what calls have met: times do
+//! not show it, because the agent inserts and removes many blocks at once. And where the process has allocated
+//! meanwhile, the agent removes a newer block, which must be inserted again.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -35,7 +37,8 @@ impl StaleBlocks {
         self.refused.extend(addresses);
     }
 
-    /// Notes that a block of the ledger was freed while the live set did not contain it. Unless it was refused, it does by now.
+    /// Notes that a block of the ledger was freed while the live set did not contain it. Unless the block was refused,
+    /// the live set contains it by now.
     pub(super) fn note_free(&mut self, address: TargetAddr, is_earlier: bool) {
         if is_earlier && !self.refused.contains(&address) || self.restored.contains(&address) {
             self.marks.insert(address, Mark::default());
@@ -55,18 +58,18 @@ impl StaleBlocks {
         }
     }
 
-    /// Whether a free of a block of the live set that the ledger lacks has met a stale block: what was allocated there was not
-    /// sampled.
+    /// Whether a free of a block that is in the live set but not in the ledger has met a stale block: the block that
+    /// was allocated there was not sampled.
     pub(super) fn is_met_by_free(&mut self, free: &Free) -> bool {
         self.marks.remove(&free.address).is_some()
     }
 
-    /// Whether this is the free of a block that may have been inserted again after it.
+    /// Whether a free at this address may be older than the block that was inserted again there.
     pub(super) fn is_restored(&self, address: TargetAddr) -> bool {
         self.restored.contains(&address)
     }
 
-    /// Returns the blocks to remove from the live set now.
+    /// Takes the blocks to remove from the live set now.
     pub(super) fn take(&mut self) -> Vec<TargetAddr> {
         let left = self.marks.iter_mut().filter(|(_, mark)| !mark.is_removed);
         left.map(|(address, mark)| {
@@ -80,7 +83,7 @@ impl StaleBlocks {
         self.marks.values().any(|mark| mark.is_removed)
     }
 
-    /// Returns the addresses of removed blocks, where newer ones may have been removed instead.
+    /// Takes the addresses of removed blocks, where newer ones may have been removed instead.
     pub(super) fn take_removed(&mut self) -> Vec<TargetAddr> {
         let removed = self.marks.iter().filter(|(_, mark)| mark.is_removed);
         let removed: Vec<TargetAddr> = removed.map(|(address, _)| *address).collect();

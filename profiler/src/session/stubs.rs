@@ -63,14 +63,15 @@ pub(super) struct Stubs {
 
 #[derive(Debug)]
 enum State {
-    /// To be installed when it can be: see `Waiting`.
+    /// Stubs are installed when that is possible: see `Waiting`.
     Waiting(Waiting),
     Installed(Box<Installed>),
-    /// Recorded by the trap engine, for this reason. With the stubs that slots have led to before.
+    /// The trap engine records the target, for this reason. The stubs are those that slots have led to before.
     Refused(String, Option<Box<Installed>>),
 }
 
-/// Another thread of the keeper traces the process, or it has not resolved pointers to its allocator.
+/// Why stubs are not installed yet: another thread of the keeper traces the process, or it has not resolved pointers to
+/// its allocator.
 #[derive(Debug)]
 struct Waiting {
     /// Stubs that a child has copied from its parent.
@@ -78,23 +79,24 @@ struct Waiting {
     search: Pace,
 }
 
-/// A change of a process, for which it is stopped.
+/// A change to a process, for which it is stopped.
 #[derive(Debug)]
 enum Change {
     Install,
-    /// Change these slots, too.
+    /// Change these slots in addition to those that are changed already.
     Extend(Vec<SlotChange>),
     /// Restore all slots, for this reason.
     HandBack(String),
 }
 
 const MULTI: &str = "it requires links of many probes: Linux 6.6, and not `--backend perf`";
-/// The keeper compares the code of functions while all threads of the process are stopped.
+/// Reason for not stopping a process: the keeper compares the code of functions while all threads of the process are
+/// stopped.
 const DISTANT: &str = "the file system of its allocator may not answer, which would keep it stopped";
 const UNRESOLVED: &str = "it has not resolved the pointers to its allocator";
 const LEAK_SANITIZER: &str = "it contains LeakSanitizer, which fails if heapbpf stops the process at the same time";
 const THREAD_SLOTS_BITS: u32 = 8;
-/// Places that are tried for stubs.
+/// Maximum number of places that are tried for stubs.
 const PLACES_MAX: u32 = 5;
 
 impl Stubs {
@@ -156,7 +158,7 @@ impl Stubs {
         self.owner(mapping).is_some()
     }
 
-    /// A target that has, or had a copy of, these stubs.
+    /// Stubs of the target that has, or had a copy of, the stubs at this mapping.
     fn owner(&self, mapping: &Mapping) -> Option<&Installed> {
         let mut installed = self.targets.values().filter_map(State::installed);
         installed.find(|own| own.is_at(mapping))
@@ -220,7 +222,8 @@ impl Stubs {
         Ok(kernel.count_stub_calls(pid)?)
     }
 
-    /// Whether slots lead to functions with stubs, or none ever will: then the installation fails with the reason.
+    /// Whether slots lead to functions with stubs, or none ever will: in that case, the installation fails with the
+    /// reason.
     fn is_resolved(&mut self, target: &Target, discovery: &Discovery) -> bool {
         let space = &*target.mappings.space;
         let has_slots = self.slots.are_in(space, &discovery.modules, discovery.names());
@@ -261,7 +264,8 @@ impl Stubs {
         Some(reason)
     }
 
-    /// Changes a target if something is to be changed by now. What fails is tried again: until then, each call is counted as before.
+    /// Makes the change to a target that is due. A change that fails is tried again: until then, each call is counted
+    /// as before.
     pub(super) fn poll(
         &mut self,
         target: &Target,
@@ -278,7 +282,7 @@ impl Stubs {
         }
     }
 
-    /// What is to be changed in a target by now.
+    /// Change to a target that is due by now.
     fn due(&mut self, target: &Target, kernel: &Kernel, discovery: &Discovery) -> Option<Change> {
         match self.targets.get_mut(&target.pid)? {
             State::Refused(..) => None,
@@ -318,7 +322,7 @@ impl Stubs {
         self.targets.insert(target.pid, state);
     }
 
-    /// `None` with the trap engine.
+    /// Facts about the inline engine for the report; `None` with the trap engine.
     pub(super) fn facts(&self) -> Option<InlineEngine> {
         if self.engine == Engine::Trap {
             return None;
@@ -328,8 +332,8 @@ impl Stubs {
         Some(facts)
     }
 
-    /// Number of calls that stubs have sampled and no probe has met. A process that uses the memory of another is counted in that, and
-    /// has a PID of its own for the probes.
+    /// Number of calls that stubs have sampled and no probe has recorded. Calls of a process that uses the memory of
+    /// another are counted by the stubs, but have a PID of their own for the probes.
     pub(super) fn missed(&self, kernel: &Kernel) -> u64 {
         let installed = self.targets.values().filter_map(State::installed);
         let missed = installed.map(Installed::missed).fold(self.past_missed, u64::saturating_add);
@@ -457,7 +461,7 @@ impl State {
     }
 }
 
-/// Slots that lead to functions with stubs by now.
+/// Finds slots that lead to functions with stubs by now.
 fn find(slots: &mut Slots, installed: &Installed, target: &Target, discovery: &Discovery) -> Vec<SlotChange> {
     let (space, modules) = (&*target.mappings.space, &discovery.modules);
     slots.leading_to(&installed.functions, &Previous::default(), space, modules, discovery.names())
@@ -487,7 +491,8 @@ fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Repeats an installation for which the process has taken the place: it runs while one is chosen, and may map memory there itself.
+/// Repeats an installation for which the process has occupied the place: it runs while a place is chosen, and may map
+/// memory there itself.
 fn anywhere(pid: Pid, install: &mut dyn FnMut() -> Result<Installed>) -> Result<Installed> {
     let is_occupied = |error: &anyhow::Error| matches!(error.downcast_ref(), Some(KeeperError::Occupied));
     for _ in 1..PLACES_MAX {

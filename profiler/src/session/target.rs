@@ -38,9 +38,9 @@ use crate::units::{Amounts, MonotonicNanos};
 
 pub(super) struct Target {
     pub(super) pid: Pid,
-    /// `argv[0]`.
+    /// The process's `argv[0]`.
     pub(super) command: String,
-    /// `/proc/PID/comm`.
+    /// The process's `/proc/PID/comm`.
     pub(super) comm: String,
     /// Control group when the program was opened.
     cgroup: Option<Arc<str>>,
@@ -56,28 +56,30 @@ pub(super) struct Target {
     pub(super) born: Option<MonotonicNanos>,
     pub(super) hooks: Hooks,
     pub(super) overhead: OverheadMonitor,
-    /// Selected individually, or descends from such a target: remains a target when it calls exec.
+    /// Whether the target was selected individually, or descends from such a target: it remains a target when it calls
+    /// exec.
     pub(super) requested: bool,
-    /// A recorded process has started it, or executed it.
+    /// Whether a recorded process has started the target, or executed it.
     pub(super) is_descendant: bool,
-    /// Recorded by the trap engine, whichever the session's is.
+    /// Whether the trap engine records the target, whichever the session's engine is.
     pub(super) traps_only: bool,
-    /// It contains LeakSanitizer, which traces it at its exit, and fails if another process traces it then.
+    /// Whether the target contains LeakSanitizer, which traces it at its exit, and fails if another process traces it
+    /// then.
     pub(super) has_leak_sanitizer: bool,
-    /// Stubs of the inline engine that its parent had at the fork.
+    /// Stubs of the inline engine that the target's parent had at the fork.
     pub(super) stubs: Option<CopiedStubs>,
-    /// Whether the code of the process was seen to have the breakpoints of the probes, or not to have them.
+    /// Whether the code of the process was checked for the breakpoints of the probes.
     pub(super) is_verified: bool,
     /// Minimum age of blocks counted in [`AgeStatistics::older`].
     pub(super) older_than: Option<Duration>,
     pub(super) timeline: Arc<Timeline>,
     pub(super) memory: MemoryMonitor,
-    /// Blocks from before the recording are about to be entered.
+    /// Whether blocks allocated before recording started are about to be entered.
     pub(super) awaits_inventory: bool,
-    /// Interval of those blocks, by heap, if not all are tracked.
+    /// Intervals of the blocks of the inventory, by heap, if not all are tracked.
     pub(super) inventory_intervals: BTreeMap<HeapId, u64>,
     phase: Phase,
-    /// Of its live blocks when the ledger was closed.
+    /// Age statistics of the blocks that were live when the ledger was closed.
     pub(super) age_statistics: Option<AgeStatistics>,
     base: Base,
     pub(super) opened: Instant,
@@ -93,15 +95,15 @@ enum Phase {
 pub(super) struct Starting {
     pub(super) is_probed_ahead: bool,
     pub(super) is_held_before_mapping: bool,
-    /// It was stopped when its start-up was over, and had no allocator then.
+    /// Whether the process was stopped when its start-up was over, and had no allocator then.
     pub(super) was_stepped: bool,
-    /// It executed another program before its mappings were read: what is probed is that program.
+    /// Whether the process executed another program before its mappings were read: the probed program is the later one.
     pub(super) is_superseded: bool,
-    /// Why no probe can be attached. The process remains a target because it may execute another program.
+    /// Reason why no probe can be attached. The process remains a target because it may execute another program.
     pub(super) unprofilable: Option<String>,
 }
 
-/// State that a forked child starts with: a copy of its parent's at the fork.
+/// State that a forked child starts with: a copy of its parent's state at the fork.
 pub(super) struct ForkedChild {
     pub(super) fork: Fork,
     pub(super) ledger: Ledger,
@@ -112,7 +114,7 @@ pub(super) struct ForkedChild {
     pub(super) requested: bool,
     traps_only: bool,
     pub(super) has_leak_sanitizer: bool,
-    /// Stubs of the inline engine that its parent had.
+    /// Stubs of the inline engine that the child's parent had.
     pub(super) stubs: Option<CopiedStubs>,
 }
 
@@ -159,7 +161,7 @@ pub(super) struct AgeStatistics {
 const YOUNG: Duration = Duration::from_secs(2);
 
 impl Target {
-    /// Mapped files that have hooks.
+    /// Identities of mapped files that have hooks.
     pub(super) fn hooked_files(&self, plan: &Plan) -> Vec<FileIdentity> {
         let hooked = self.hooks.modules(plan);
         let mapped = self.mappings.space.mappings().iter();
@@ -224,12 +226,12 @@ impl Target {
         Ok(Self::new(Process::open(pid)?, origin, born))
     }
 
-    /// Makes `self` the new program; returns the old one as ended target with `ledger`. Links stay with the process.
+    /// Makes `self` the new program; returns the old one as an ended target with `ledger`. Links stay with the process.
     pub(super) fn replace(&mut self, ledger: Ledger, process: Process, born: MonotonicNanos) -> Self {
         let mut next = Self::new(process, Origin::Executed, Some(born));
         std::mem::swap(&mut next.ledger, &mut self.ledger);
         next.hooks = self.hooks.succeed();
-        // A forked child may execute a program before its probes are attached, of which the agent learns later.
+        // A forked child may execute a program before its probes are attached, and the agent may learn of that later.
         let is_probed_ahead = !next.hooks.is_empty() && next.hooks.were_attached_by(born);
         next.phase = Phase::Starting(Starting { is_probed_ahead, ..Starting::default() });
         (next.requested, next.traps_only) = (self.requested, self.traps_only);
@@ -241,7 +243,7 @@ impl Target {
         before
     }
 
-    /// Whether it runs the program, and has the memory, that its parent had when it was forked.
+    /// Whether the target runs the program, and has the memory, that its parent had when it was forked.
     pub(super) fn is_copy(&self) -> bool {
         matches!(self.beginning.origin, Origin::Forked(_))
     }
@@ -261,20 +263,21 @@ impl Target {
         }
     }
 
-    /// Whether it is a program whose calls should have been recorded, and were not: call it at its end. `of_all` includes programs
-    /// that match a selection.
+    /// Whether the target is a program whose calls should have been recorded, and were not. Call this at the program's
+    /// end. `of_all` includes programs that match a selection.
     pub(super) fn was_missed(&self, of_all: bool) -> bool {
         let Phase::Starting(starting) = &self.phase else { return false };
         let is_known = starting.was_stepped || starting.unprofilable.is_some();
         self.is_program(of_all) && !is_known
     }
 
-    /// Whether the program ran before its probes were attached, and descends from a recorded one or was requested. Forked children always have: their parents' probes were attached.
+    /// Whether the program ran before its probes were attached, and descends from a recorded one or was requested.
+    /// Forked children are never late: their parents' probes were attached.
     pub(super) fn is_late(&self, of_all: bool) -> bool {
         self.is_program(of_all || self.is_descendant) && self.was_recorded() && !self.beginning.from_first_call
     }
 
-    /// Whether it was executed while its calls were to be recorded.
+    /// Whether the target is a program that was executed while its calls were to be recorded.
     fn is_program(&self, of_all: bool) -> bool {
         (of_all || self.requested) && self.beginning.origin == Origin::Executed
     }
@@ -312,13 +315,13 @@ impl Target {
         self.process.as_ref().map(Process::identity)
     }
 
-    /// Whether its process has exited, even if that was not reported yet. Its pid may have been reused then.
+    /// Whether the target's process has exited, even if that was not reported yet. Its pid may have been reused then.
     pub(super) fn is_gone(&self) -> bool {
         self.process.as_ref().is_none_or(Process::has_ended)
     }
 
-    /// Reads the names again if the process has executed another program since it was opened, which no event has reported. That program
-    /// has no more rights than both had.
+    /// Reads the names again if the process has executed another program since it was opened, which no event has
+    /// reported. That program has no more rights than both had.
     pub(super) fn refresh_names(&mut self) {
         self.files.narrow();
         let command = process::arguments(self.pid).ok().and_then(|arguments| arguments.into_iter().next());
@@ -334,7 +337,8 @@ impl Target {
         }
     }
 
-    /// Why it cannot be recorded. What the kernel refuses for a process that has just exited is no reason of its own.
+    /// Explains why the target cannot be recorded. An error of the kernel for a process that has just exited is not a
+    /// reason of its own.
     pub(super) fn explain(&self, error: anyhow::Error) -> anyhow::Error {
         if self.is_gone() { TargetError::EndedMeanwhile(self.pid).into() } else { error }
     }
@@ -352,11 +356,12 @@ impl Target {
     pub(super) fn refresh_mappings(&mut self, modules: &mut ModuleStore) {
         let is_gone = self.is_gone();
         self.mappings.refresh(self.pid, is_gone, modules);
-        // Later than the modules, of which a program with fewer rights may have loaded some.
+        // The rights are narrowed after the modules are loaded: a program with fewer rights may have loaded some of
+        // them.
         self.files.narrow();
     }
 
-    /// Looks for files that name generated code.
+    /// Searches for files that name generated code.
     pub(super) fn poll_generated(&mut self, modules: &mut ModuleStore) {
         self.mappings.generated.poll(&mut self.mappings.space, modules);
     }
@@ -381,7 +386,8 @@ impl Target {
         info!("process {} ({}) is being recorded, {hooks} hooks", self.pid, printable(&self.comm));
     }
 
-    /// Removes its blocks from the ledger and from the kernel's live set. Its modules stay open for symbolization.
+    /// Removes the target's blocks from the ledger and from the kernel's live set. The target's modules stay open for
+    /// symbolization.
     pub(super) fn close(&mut self, now: MonotonicNanos, kernel: &mut Kernel) {
         if let Err(error) = kernel.forget_blocks(self.pid, self.ledger.live().map(|block| block.address)) {
             debug!("process {}: {error}", self.pid);
@@ -406,7 +412,7 @@ impl Target {
         AgeStatistics { counted: now, growths, older }
     }
 
-    /// It was recorded from the first call on only if that was counted.
+    /// Beginning of the recording. The target was recorded from the first call on only if that call was counted.
     fn counted_beginning(&self) -> Beginning {
         let is_counted = !self.ledger.totals().is_empty();
         Beginning { from_first_call: self.beginning.from_first_call && is_counted, ..self.beginning }
@@ -433,7 +439,7 @@ impl Target {
         }
     }
 
-    /// An inventory that was sampled makes live amounts estimates.
+    /// Facts about the target's heaps. An inventory that was sampled makes live amounts estimates.
     pub(super) fn heaps(&self, totals: &[(HeapId, Totals)], plan: &Plan, rates: &Rates) -> Vec<HeapFacts> {
         let mut heaps = self.hooks.heaps(totals, plan, rates);
         let interval = |heap: &HeapFacts| self.inventory_intervals.get(&heap.id).copied().unwrap_or_default();

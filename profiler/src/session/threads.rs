@@ -12,7 +12,7 @@ use crate::ingest::event::Event;
 use crate::linux::proc::process::thread_name;
 use crate::snapshot::ThreadNames;
 
-/// Threads of a target whose names are read; others are reported by number.
+/// Maximum number of threads of a target whose names are read; others are reported by number.
 const THREADS_MAX: usize = 2048;
 const AGAIN: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(5)];
 
@@ -50,7 +50,8 @@ impl Threads {
         !self.new.is_empty() || self.again.iter().any(|queue| is_due(queue, now))
     }
 
-    /// Reads due names. Returns the number of reads, at most `reads_max`. The pid must not have been reused.
+    /// Reads the names that are due. Returns the number of reads, at most `reads_max`. The pid must not have been
+    /// reused.
     pub(super) fn read(&mut self, pid: Pid, now: Instant, reads_max: usize) -> usize {
         let mut reads = 0;
         while reads < reads_max

@@ -1,4 +1,4 @@
-//! Snapshots for views, which may ask at any time: their share of the session's time is bounded.
+//! Snapshots for views, which may request them at any time: their share of the session's time is bounded.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ struct Latest {
 }
 
 impl ViewCache {
-    /// The latest snapshot, where it is too early for another.
+    /// The latest snapshot, if it is too early for another.
     pub(super) fn reusable(&self, now: MonotonicNanos) -> Option<Arc<Snapshot>> {
         let Latest { snapshot, taken, cost } = self.latest.as_ref()?;
         (now.since(*taken) < cost.saturating_mul(REST_FACTOR)).then(|| Arc::clone(snapshot))

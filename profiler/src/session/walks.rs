@@ -1,7 +1,7 @@
 //! Snapshots of threads that wait in nested functions of an interpreter: the kernel side's walkers, compiled for this machine, find the
 //! functions that the interpreter itself has described. `cargo xtask snapshot` makes them.
 //!
-//! A snapshot has registers, what the agent has found of the runtime, and those pages of memory that the walk reads.
+//! A snapshot has registers, the agent's description of the runtime, and those pages of memory that the walk reads.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -33,7 +33,7 @@ use crate::unwind::{self, Table};
 
 const PAGE_BYTES: usize = 4096;
 
-/// A function, its line, and the line that it begins in, where code may have that instead.
+/// A function, its line, and the line that the function begins in, where code may have that instead.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Described(String, u32, #[serde(default)] Option<u32>);
 
@@ -45,18 +45,18 @@ impl Described {
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Snapshot {
-    /// The innermost first.
+    /// Functions of the stack, the innermost first.
     stack: Vec<Described>,
     thread: Thread,
     runtimes: Runtimes,
-    /// What reads names that the kernel side does not send.
+    /// Reads names that the kernel side does not send.
     #[serde(default)]
     reader: Option<Box<dyn Reader>>,
-    /// With code: start and end.
+    /// Start and end of mappings with code.
     mappings: Vec<(u64, u64)>,
-    /// By address.
+    /// Unwind rules by address.
     rules: Vec<(u64, u64)>,
-    /// By address.
+    /// Pages of memory by address.
     #[serde(with = "hexadecimal")]
     pages: BTreeMap<u64, Vec<u8>>,
 }
@@ -84,7 +84,7 @@ mod hexadecimal {
     }
 }
 
-/// An address in one of these pages.
+/// Returns a random address in one of these pages.
 fn place(random: &mut Random, pages: &[u64]) -> u64 {
     let index = usize::try_from(random.word() % pages.len() as u64).expect("it is below a length");
     pages[index] + random.word() % PAGE_BYTES as u64
@@ -160,7 +160,7 @@ fn functions(walked: &mut Walked, mut reader: Option<&mut Box<dyn Reader>>) -> V
     located.map(|it| (it.function.expect("it can be decoded").to_string(), it.line.unwrap_or(0))).collect()
 }
 
-/// Fails unless the functions are those that were described, below functions of the runtime itself that wait.
+/// Fails unless the found functions are those that were described, below functions of the runtime itself that wait.
 #[track_caller]
 fn compare(path: &Path, found: &[(String, u32)], described: &[Described]) {
     let first = &described.first().expect("it has functions").0;
@@ -170,7 +170,7 @@ fn compare(path: &Path, found: &[(String, u32)], described: &[Described]) {
     assert!(is_equal, "{}: {found:#?} instead of {described:#?}", path.display());
 }
 
-/// Those of this processor, of which there are some for x86-64.
+/// Reads the snapshots of this processor, of which there are some for x86-64.
 fn snapshots() -> Vec<(PathBuf, Snapshot)> {
     let suffix = format!("-{}.json.zst", env::consts::ARCH);
     let paths = fs::read_dir(folder()).expect("there are snapshots").map(|entry| entry.expect("readable").path());
@@ -220,11 +220,11 @@ fn walks_through_damaged_memory_end_and_send_what_can_be_decoded() {
             changed += usize::from(walked.frames != undamaged);
         }
     }
-    // Of some snapshots, it may be none.
+    // In some snapshots, the damage may change no walk.
     assert!(changed >= count, "what is read was damaged in {changed} walks");
 }
 
-/// Copies a thread.
+/// Copies the parts of a process on which the walk of a thread's stack depends.
 struct Copying {
     pid: Pid,
     space: Arc<AddressSpace>,
@@ -233,7 +233,7 @@ struct Copying {
 }
 
 impl Copying {
-    /// The rule of the code before a return address.
+    /// Returns the unwind rule of the code before a return address.
     fn rule(&mut self, address: u64) -> Option<Rule> {
         let location = self.space.lookup(TargetAddr(address))?;
         let module = self.modules.get(location.module);
@@ -257,7 +257,7 @@ impl Copying {
     }
 }
 
-/// The registers of a thread that waits in a system call.
+/// Reads the registers of a thread that waits in a system call.
 #[cfg(target_arch = "x86_64")]
 fn thread(pid: Pid, tid: Tid) -> Thread {
     let tracee = Tracee::seize_thread(tid, Options::default()).expect("it can be traced");

@@ -22,7 +22,7 @@ pub struct DumpPlan {
 pub(super) struct Status {
     pub(super) elapsed: Duration,
     pub(super) live_bytes: EstimatedBytes,
-    /// By all targets since the start, including exited ones.
+    /// Bytes allocated by all targets since the start, including exited ones.
     pub(super) alloc_bytes: EstimatedBytes,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Windows {
     live_max: EstimatedBytes,
     alloc_base: EstimatedBytes,
     is_marked: bool,
-    /// Restarted when all targets that were found are about to be attached to.
+    /// Start of the recording. It is set again when all targets that were found are about to be attached to.
     pub(super) started: clock::Instant,
     /// Start of the current window; `None` for the start of the recording.
     start: Option<clock::Instant>,
@@ -101,7 +101,8 @@ impl Windows {
         WindowFacts { window, start, others, health: health.since(&self.health) }
     }
 
-    /// Returns why to dump now. While a dump is being written (`is_busy`), periodic dumps are merged and others wait.
+    /// Returns the reason to dump now. While a dump is being written (`is_busy`), periodic dumps are merged and others
+    /// wait.
     pub(super) fn due(&mut self, plan: &DumpPlan, now: &Status, is_busy: bool) -> Option<WindowReason> {
         let is_time = plan.every.is_some_and(|every| self.is_time(every, now.elapsed));
         if is_busy {
@@ -124,13 +125,14 @@ impl Windows {
         }
     }
 
-    /// A dump was taken, for any reason. Returns the number of periodic dumps merged into it.
+    /// Notes that a dump was taken, for any reason. Returns the number of periodic dumps merged into it.
     fn dumped(&mut self, now: &Status) -> u32 {
         self.live_max = self.live_max.max(now.live_bytes);
         std::mem::take(&mut self.merged)
     }
 
-    /// A late dump does not shift later ones; periods missed meanwhile are merged into it.
+    /// Whether a periodic dump is due. A late dump does not shift later ones; periods missed meanwhile are merged into
+    /// it.
     fn is_time(&mut self, every: Duration, elapsed: Duration) -> bool {
         let next = self.next.unwrap_or(every);
         if elapsed < next {

@@ -12,12 +12,12 @@ pub(crate) trait Column: Copy + PartialEq + 'static {
 
     fn heading(self) -> &'static str;
 
-    /// Width on the screen, in columns.
+    /// Width of the column on the screen, in character cells.
     fn width(self) -> u16;
 
     fn text(self, row: &Self::Row) -> String;
 
-    /// Rows are sorted by descending value.
+    /// Value by which rows are sorted, in descending order.
     fn value(self, row: &Self::Row) -> f64;
 
     /// The next or the previous one, cyclically.
@@ -166,7 +166,7 @@ pub(crate) fn change(bytes: f64) -> String {
     }
 }
 
-/// One unit, so that it fits its column: `850ms`, `42s`, `12m`, `5h`, `3d`.
+/// Text of an age with one unit, so that it fits its column: `850ms`, `42s`, `12m`, `5h`, `3d`.
 fn age(nanos: u64) -> String {
     let seconds = nanos / 1_000_000_000;
     match seconds {

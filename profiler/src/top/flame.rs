@@ -13,7 +13,7 @@ use crate::report::text::printable;
 /// The root, which stands for the process.
 pub(crate) const ROOT: usize = 0;
 
-/// Names from the root's child to a node: they stay the same from one profile to the next.
+/// Names from the root's child to a node, which stay the same from one profile to the next.
 pub(crate) type Path = Vec<Arc<str>>;
 
 #[derive(Debug)]
@@ -27,11 +27,11 @@ struct Node {
 /// A function, or a label that is not code.
 #[derive(Debug)]
 pub(crate) struct Name {
-    /// Function and module.
+    /// Key of the function and the module.
     key: Arc<str>,
-    /// Printable, and shortened.
+    /// Label that is printable and shortened.
     pub(crate) label: String,
-    /// Its file's name; empty for labels.
+    /// Name of the module's file; empty for labels.
     pub(crate) module: String,
 }
 
@@ -48,9 +48,9 @@ pub(crate) struct Place {
 pub(crate) struct Flame {
     nodes: Vec<Node>,
     names: Vec<Name>,
-    /// All nodes but the root: by parent, the largest first.
+    /// All nodes but the root, by parent, the largest first.
     children: Vec<usize>,
-    /// By parent, into `children`.
+    /// Range of each parent's nodes in `children`.
     ranges: Vec<Range<usize>>,
 }
 
@@ -64,7 +64,7 @@ struct Builder<'a> {
 }
 
 impl Flame {
-    /// Of callsites with their values, of which those above 0 count. Reversed, the allocating functions are below the root, and
+    /// Merges callsites with their values; only values above 0 count. Reversed, the allocating functions are below the root, and
     /// their callers below these.
     pub(crate) fn new<'a>(
         profile: &'a Profile,
@@ -109,7 +109,7 @@ impl Flame {
         self.nodes[node].parent
     }
 
-    /// The largest first.
+    /// Children of a node, the largest first.
     pub(crate) fn children(&self, node: usize) -> &[usize] {
         &self.children[self.ranges[node].clone()]
     }
@@ -130,7 +130,7 @@ impl Flame {
         path.iter().try_fold(ROOT, step).unwrap_or_else(|last| last)
     }
 
-    /// Places nodes that are at least half a cell wide: the zoomed one over the whole width, below those that contain it.
+    /// Places nodes that are at least half a cell wide: the zoomed node over the whole width, below the nodes that contain it.
     pub(crate) fn layout(&self, zoomed: usize, width: u16) -> Vec<Place> {
         if self.is_empty() {
             return Vec::new();
@@ -218,7 +218,7 @@ impl Builder<'_> {
     }
 }
 
-/// The function's short name, or the module and offset. Printable.
+/// Label of a frame: the function's short name, or the module and offset. Printable.
 pub(crate) fn label(frame: &Frame) -> String {
     match frame.function.as_deref().map(printable) {
         Some(function) if !function.is_empty() => short(&function),

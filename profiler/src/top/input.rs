@@ -1,8 +1,8 @@
-//! Keys of the screen: what each does, and the help that lists them.
+//! Keys of the screen: their actions, and the help that lists them.
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-/// What a key does.
+/// Action of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     Quit,
@@ -39,7 +39,7 @@ pub(crate) enum Action {
     Suspend,
 }
 
-/// A line of the help: keys, description, and what they do.
+/// A line of the help: keys, description, and actions.
 pub(crate) struct Binding {
     pub(crate) keys: &'static str,
     pub(crate) text: &'static str,
@@ -52,7 +52,7 @@ const fn binding(keys: &'static str, text: &'static str, actions: &'static [(Key
 
 use KeyCode::Char;
 
-/// By group, in the order of the help.
+/// Bindings by group, in the order of the help.
 pub(crate) const BINDINGS: &[(&str, &[Binding])] = &[
     (
         "Move",
@@ -163,7 +163,7 @@ pub(crate) const BINDINGS: &[(&str, &[Binding])] = &[
 
 const CONTROLS: [(char, Action); 3] = [('c', Action::Quit), ('l', Action::Redraw), ('z', Action::Suspend)];
 
-/// `None` for a key without an action.
+/// Action of a key; `None` for a key without one.
 pub(crate) fn action(key: KeyEvent) -> Option<Action> {
     if key.modifiers.contains(KeyModifiers::CONTROL) {
         return CONTROLS.iter().find(|(name, _)| key.code == Char(*name)).map(|(_, action)| *action);
@@ -189,7 +189,7 @@ pub(crate) enum Edit {
 impl Line {
     const CHARS_MAX: usize = 400;
 
-    /// Keys as a shell has them: Ctrl-U deletes all, Ctrl-W the last word.
+    /// Edits the line by a key. Keys work as in a shell: Ctrl-U deletes all, Ctrl-W the last word.
     pub(crate) fn edit(&mut self, key: KeyEvent) -> Edit {
         let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
         match key.code {

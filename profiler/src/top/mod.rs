@@ -1,4 +1,4 @@
-//! `heapbpf top`: the running recording on a screen, or as lines for scripts.
+//! Implementation of `heapbpf top`: the running recording on a screen, or as lines for scripts.
 //!
 //! A profile goes into the [`State`](state::State), keys change it, and [`draw`] shows it; none of these performs input or
 //! output. The loop in `screen.rs` connects them with the feed and the terminal.
@@ -13,7 +13,7 @@ pub(crate) mod script;
 mod state;
 pub(crate) mod theme;
 
-/// Of a recording, as a view meets it. The order is that in time.
+/// Phase of a recording as a view sees it, in the order of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Phase {
     Recording,

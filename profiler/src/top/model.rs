@@ -1,5 +1,5 @@
-//! Rows of the tables of `heapbpf top`: a profile compared with the previous one and with the mark. Callsites are followed by
-//! their number in the ledger.
+//! Rows of the tables of `heapbpf top`: a profile compared with the previous one and with the mark. Callsites are identified
+//! across profiles by their number in the ledger.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::model::{CallsiteProfile, MemoryPart, Profile, TargetId, TargetProfile
 /// Number of refreshes that the trend shows.
 const TREND_MAX: usize = 120;
 
-/// Estimates in bytes: live, and allocated since the recording started.
+/// Estimates in bytes: live bytes, and bytes allocated since the recording started.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Held {
     live: f64,
@@ -29,7 +29,7 @@ impl Held {
     }
 }
 
-/// What later profiles are compared with: 24 bytes per callsite.
+/// Sample with which later profiles are compared: 24 bytes per callsite.
 #[derive(Debug, Default)]
 struct Sample {
     unix_ns: u64,
@@ -39,7 +39,7 @@ struct Sample {
 #[derive(Debug, Default)]
 struct TargetSample {
     held: Held,
-    /// By ascending number of the callsite.
+    /// Amounts of callsites, by ascending number of the callsite.
     callsites: Vec<(u32, Held)>,
 }
 
@@ -67,16 +67,16 @@ impl TargetSample {
 #[derive(Clone, Debug)]
 pub(crate) struct TargetRow {
     pub(crate) key: TargetId,
-    /// Position in the profile.
+    /// Position of the target in the profile.
     pub(crate) at: usize,
     pub(crate) live: f64,
-    /// Of live bytes, since the mark, or since the recording started.
+    /// Growth of live bytes, since the mark, or since the recording started.
     pub(crate) growth: f64,
     pub(crate) growth_per_s: f64,
     pub(crate) allocated_per_s: f64,
-    /// At the last sample of its memory; `None` before the first.
+    /// Resident memory at the last sample; `None` before the first.
     pub(crate) rss_bytes: Option<u64>,
-    /// Their sum is `rss_bytes`.
+    /// Parts of the resident memory, whose sum is `rss_bytes`.
     pub(crate) memory: Vec<MemoryPart>,
     /// Live bytes at the last refreshes.
     pub(crate) trend: Vec<f64>,
@@ -86,12 +86,12 @@ pub(crate) struct TargetRow {
 /// A callsite of one process. Amounts are estimates in bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct CallsiteRow {
-    /// Number in the ledger.
+    /// Number of the callsite in the ledger.
     pub(crate) index: u32,
     /// Position in the target's callsites.
     pub(crate) at: usize,
     pub(crate) live: f64,
-    /// Of live bytes, since the mark, or since the recording started.
+    /// Growth of live bytes, since the mark, or since the recording started.
     pub(crate) growth: f64,
     pub(crate) allocated_per_s: f64,
     /// Median age of the live blocks; `None` if nothing is live.
@@ -101,7 +101,7 @@ pub(crate) struct CallsiteRow {
     pub(crate) temporary: Option<f64>,
 }
 
-/// The latest profile, and what it is compared with.
+/// The latest profile, and the samples with which it is compared.
 #[derive(Debug)]
 pub(crate) struct Model {
     pub(crate) profile: Arc<Profile>,
@@ -179,7 +179,7 @@ impl Model {
         self.profile.targets.iter().enumerate().map(row).collect()
     }
 
-    /// Of the callsites that `keeps` accepts.
+    /// Rows of the callsites that `keeps` accepts.
     pub(crate) fn callsite_rows(
         &self,
         target: &TargetProfile,
@@ -212,12 +212,12 @@ impl Model {
     fn live_at_mark(&self, key: TargetId, totals: &Totals, held: impl Fn(&TargetSample) -> Held) -> f64 {
         match &self.mark {
             None => Held::at_start(totals).live,
-            // A process that is newer than the mark had nothing then.
+            // A process that is newer than the mark had no live blocks then.
             Some(mark) => mark.targets.get(&key).map_or(0.0, |sample| held(sample).live),
         }
     }
 
-    /// What the rates of a target divide by: since the previous profile, or since its recording started.
+    /// Time by which the rates of a target are divided: since the previous profile, or since its recording started.
     fn seconds(&self, target: &TargetProfile, has_previous: bool) -> f64 {
         let beginning = self.profile.unix_ns(target.facts.beginning.time);
         let start = if has_previous { self.previous.unix_ns } else { beginning.max(self.profile.started_unix_ns) };

@@ -23,16 +23,16 @@ use crate::ids::Pid;
 use crate::live::Feed;
 use crate::model::{Profile, TargetFacts};
 
-/// A refresh may take this part of a core: rarer refreshes follow from dearer ones. A fifth less than the 2 % that are documented,
-/// because what a refresh costs elsewhere is not measured: the recording's caches, and freeing the previous profile.
+/// Divisor of a core's time that refreshes may take: dearer refreshes become rarer. This is a fifth less than the 2 % that are
+/// documented, because the cost of a refresh elsewhere is not measured: the recording's caches, and freeing the previous profile.
 const CPU_SHARE: u32 = 64;
-/// Number of refreshes whose cost counts. One alone can have waited for other processes, or for names.
+/// Number of refreshes whose cost counts. A single refresh can have waited for other processes, or for names.
 const COSTS: usize = 3;
 
 pub(crate) struct Settings {
     /// Time between refreshes.
     pub(crate) period: Duration,
-    /// Of the stacks to show at first.
+    /// Filter of the stacks that are shown at first.
     pub(crate) filter: Option<Regex>,
     pub(crate) theme: Theme,
 }
@@ -44,7 +44,7 @@ pub(crate) enum Saved {
     Failed(String),
 }
 
-/// What the screen needs besides the recording: files and the terminal's modes.
+/// Environment of the screen besides the recording: files and the terminal's modes.
 pub(crate) trait Host {
     /// A line of a source file that a target names, if its user and the invoking one may read it.
     fn source_line(&mut self, target: &TargetFacts, file: &str, line: u32) -> Option<String>;
@@ -68,7 +68,7 @@ pub(crate) struct Screen<'a, B: Backend, H> {
     costs: VecDeque<Duration>,
     due: Instant,
     has_ended: bool,
-    /// What the line of source code was read for.
+    /// Location for which the line of source code was read.
     sourced: Option<(Pid, Arc<str>, u32)>,
 }
 
@@ -88,7 +88,7 @@ impl<'a, B: Backend<Error = io::Error>, H: Host> Screen<'a, B, H> {
         Self { terminal, host, feed, state, theme, costs, due, has_ended: false, sourced: None }
     }
 
-    /// Until the user quits, or the view is to end.
+    /// Runs until the user quits, or the view is to end.
     pub(crate) async fn run(
         mut self,
         mut events: mpsc::Receiver<Event>,
@@ -121,10 +121,10 @@ impl<'a, B: Backend<Error = io::Error>, H: Host> Screen<'a, B, H> {
         }
     }
 
-    /// Returns whether to quit.
+    /// Handles an event. Returns whether to quit.
     async fn handle(&mut self, event: Event) -> io::Result<bool> {
         let Event::Key(key) = event else {
-            // A resize: the terminal's size is read when it is drawn.
+            // Other events are resizes: the terminal's size is read when it is drawn.
             return self.draw().map(|()| false);
         };
         if key.kind == KeyEventKind::Release {
@@ -177,7 +177,7 @@ impl<'a, B: Backend<Error = io::Error>, H: Host> Screen<'a, B, H> {
         Ok(())
     }
 
-    /// The recording has ended: its last state stays on the screen.
+    /// Handles the end of the recording, whose last state stays on the screen.
     async fn end(&mut self, phase: &mut watch::Receiver<Phase>) {
         self.has_ended = true;
         if let Some(profile) = last(&self.feed, phase).await {
@@ -212,7 +212,7 @@ impl<'a, B: Backend<Error = io::Error>, H: Host> Screen<'a, B, H> {
         self.draw()
     }
 
-    /// The next drawing is a full one. Unlike [`Terminal::clear`], this does not ask the terminal for its cursor, whose answer
+    /// Makes the next drawing a full one. Unlike [`Terminal::clear`], this does not query the terminal's cursor, whose answer
     /// would be a key.
     fn clear(&mut self) -> io::Result<()> {
         let size = self.terminal.size()?;
@@ -241,7 +241,7 @@ impl<'a, B: Backend<Error = io::Error>, H: Host> Screen<'a, B, H> {
     }
 }
 
-/// `None` if nothing is recorded any more. A busy session is asked again.
+/// Fetches a profile; `None` if nothing is recorded any more. A request to a busy session is repeated.
 async fn fetch(feed: Feed, age_max: Duration) -> (Option<Arc<Profile>>, Duration) {
     loop {
         let started = Instant::now();
@@ -253,7 +253,7 @@ async fn fetch(feed: Feed, age_max: Duration) -> (Option<Arc<Profile>>, Duration
     }
 }
 
-/// Waits for ever once signals can no longer arrive.
+/// Waits for a signal; for ever once signals can no longer arrive.
 async fn received(signal: &mut Signal) {
     if signal.recv().await.is_none() {
         std::future::pending().await

@@ -21,9 +21,9 @@ use crate::report::{function, plain_json, text};
 pub(crate) enum Style {
     /// Tables for people.
     Text,
-    /// One object per refresh and line.
+    /// One JSON object per refresh and line.
     Json,
-    /// One line per process and refresh.
+    /// One CSV line per process and refresh.
     Csv,
 }
 
@@ -32,12 +32,12 @@ pub(crate) struct Settings {
     pub(crate) style: Style,
     /// Time between refreshes.
     pub(crate) period: Duration,
-    /// Only one refresh: after the period, or at the end of a recording whose duration is set.
+    /// Whether to write only one refresh: after the period, or at the end of a recording whose duration is set.
     pub(crate) is_once: bool,
     pub(crate) has_duration: bool,
     /// Maximum number of callsites of each process.
     pub(crate) callsites_max: usize,
-    /// See [`Presentation::csv_raw`](crate::report::Presentation::csv_raw).
+    /// Whether names are written as they are: see [`Presentation::csv_raw`](crate::report::Presentation::csv_raw).
     pub(crate) csv_raw: bool,
 }
 
@@ -182,7 +182,7 @@ struct TargetRecord<'a> {
 
 #[derive(Serialize)]
 struct CallsiteRecord<'a> {
-    /// Stays the same from one record to the next.
+    /// Number of the callsite, which stays the same from one record to the next.
     callsite: u32,
     heap: Option<&'a str>,
     live_bytes: u64,
@@ -190,7 +190,7 @@ struct CallsiteRecord<'a> {
     alloc_bytes_per_second: f64,
     age_ns: Option<u64>,
     temporary_share: Option<f64>,
-    /// The allocating function first.
+    /// Frames of the stack, the allocating function first.
     stack: Vec<FrameRecord<'a>>,
 }
 

@@ -1,4 +1,5 @@
-//! The state of the screen, and how keys change it. It neither reads nor writes anything: it returns what is to be done.
+//! The state of the screen, and its changes by keys. It performs no input or output, and returns the actions for the caller
+//! instead.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use crate::report::text;
 
 mod navigate;
 
-/// Times between refreshes that `+` and `-` choose from, in milliseconds.
+/// Times between refreshes from which `+` and `-` choose, in milliseconds.
 const PERIODS_MS: [u64; 10] = [250, 500, 1_000, 2_000, 3_000, 5_000, 10_000, 20_000, 30_000, 60_000];
 
 /// Maximum size of a compiled pattern, in bytes.
@@ -30,7 +31,7 @@ pub(crate) enum Pane {
     Stack,
 }
 
-/// What the largest pane shows.
+/// Content of the largest pane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Body {
     Callsites,
@@ -44,18 +45,18 @@ pub(crate) enum Prompt {
     Search(Line),
     Filter(Line),
     Save(Line),
-    /// The file exists.
+    /// Whether to replace a file that exists.
     Replace(PathBuf),
 }
 
-/// What the caller does for the user.
+/// Action that the caller performs for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
     Quit,
     Suspend,
-    /// The terminal's content is unknown.
+    /// Draw everything, because the terminal's content is unknown.
     Redraw,
-    /// A mark in the recording too, as of SIGUSR2.
+    /// Set a mark in the recording too, as SIGUSR2 does.
     Mark,
     Save {
         path: PathBuf,
@@ -72,25 +73,25 @@ pub(crate) struct Message {
     pub(crate) is_error: bool,
 }
 
-/// What the recording reports besides the profile.
+/// State of the recording besides the profile.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Status {
     /// Share of the targets' CPU time that probes took, in percent.
     pub(crate) overhead_percent: Option<f64>,
-    /// The requested time between refreshes would have taken too much CPU time.
+    /// Time between refreshes that is used because the requested time would have taken too much CPU time.
     pub(crate) limited_to: Option<Duration>,
 }
 
-/// As last drawn.
+/// Sizes of the panes as last drawn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sizes {
-    /// Lines of each pane.
+    /// Number of lines of each pane.
     pub(crate) targets: u16,
     pub(crate) body: u16,
     pub(crate) stack: u16,
-    /// In columns.
+    /// Width of the body in columns.
     pub(crate) body_width: u16,
-    /// First lines that are shown.
+    /// First line that is shown in each pane.
     pub(crate) first_target: usize,
     pub(crate) first_callsite: usize,
     pub(crate) first_frame: usize,
@@ -107,7 +108,8 @@ pub(crate) struct State {
     pub(crate) body: Body,
     pub(crate) targets: Vec<TargetRow>,
     pub(crate) target: Option<TargetId>,
-    /// The user has selected it, so that it stays selected wherever it moves. Otherwise, the first line is selected.
+    /// Whether the user has selected the target, so that it stays selected wherever it moves. Otherwise, the first line is
+    /// selected.
     is_target_kept: bool,
     pub(crate) target_order: Order<TargetColumn>,
     pub(crate) callsites: Vec<CallsiteRow>,
@@ -116,7 +118,7 @@ pub(crate) struct State {
     pub(crate) callsite_order: Order<CallsiteColumn>,
     /// Selected frame of the stack, leaf first.
     pub(crate) stack_at: usize,
-    /// The line of source code of that frame, where it can be read.
+    /// The line of source code of the selected frame, where it can be read.
     pub(crate) source: Option<String>,
     pub(crate) flame: Flame,
     pub(crate) zoomed: Path,
@@ -209,7 +211,7 @@ impl State {
         Some(self.model.profile.frame(id))
     }
 
-    /// Computes rows and, where it is shown, the tree. Selections stay at what they were, or else at the same line.
+    /// Computes rows and, where it is shown, the tree. Selections stay on the same rows, or else on the same lines.
     pub(super) fn derive(&mut self) {
         let (target_at, callsite_at) = (self.target_at(), self.callsite_at());
         let (order, mut targets) = (self.target_order, self.model.target_rows());
@@ -272,7 +274,7 @@ impl State {
         self.flame.find(&self.framed)
     }
 
-    /// Which frames match a pattern; `None` without one.
+    /// Frames that match a pattern; `None` without a pattern.
     pub(crate) fn matching(&self, pattern: Option<&Regex>) -> Option<Vec<bool>> {
         let pattern = pattern?;
         let is_match = |frame: &Frame| {
@@ -282,7 +284,7 @@ impl State {
         Some(self.model.profile.frames.iter().map(is_match).collect())
     }
 
-    /// A key, of which the last line may be waiting for.
+    /// Handles a key. If a prompt is open on the last line, the key answers it.
     pub(crate) fn key(&mut self, key: KeyEvent) -> Option<Effect> {
         if let Some(prompt) = self.prompt.take() {
             return self.answer(prompt, key);
@@ -337,12 +339,12 @@ impl State {
         None
     }
 
-    /// An empty text is no pattern. `None` after an error, which the message describes.
+    /// Compiles a pattern. An empty text is no pattern. Returns `None` after an error, which the message describes.
     fn compile(&mut self, text: &str) -> Option<Option<Regex>> {
         if text.is_empty() {
             return Some(None);
         }
-        // As less: lower case matches both.
+        // Case works as in less: lower case matches both.
         let ignores_case = !text.chars().any(char::is_uppercase);
         let pattern = RegexBuilder::new(text).case_insensitive(ignores_case).size_limit(PATTERN_BYTES_MAX).build();
         match pattern {
@@ -422,7 +424,7 @@ impl State {
         self.enter(panes[(at + if is_next { 1 } else { panes.len() - 1 }) % panes.len()]);
     }
 
-    /// What the pane shows stays what it is of.
+    /// Makes a pane active. The selections on which its content depends are kept.
     fn enter(&mut self, pane: Pane) {
         self.pane = pane;
         self.is_target_kept |= pane != Pane::Targets;
@@ -474,7 +476,7 @@ impl State {
         self.say(format!("refresh every {}", text::duration(period.saturating_mul(1_000_000))), false);
     }
 
-    /// Suggested for the report.
+    /// File name that is suggested for the report.
     fn file_name(&self) -> String {
         let comm = self.selected_target().map_or("all", |target| &target.facts.comm);
         let is_plain = |c: &char| c.is_ascii_alphanumeric() || "-_.".contains(*c);

@@ -8,18 +8,18 @@ use crate::report::Rgb;
 /// Number of colours of a terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Theme {
-    /// None: monochrome, or as the user prefers.
+    /// No colours: monochrome, or as the user prefers.
     Plain,
-    /// 8.
+    /// 8 colours.
     Basic,
-    /// 256.
+    /// 256 colours.
     Indexed,
-    /// 16 million.
+    /// 16 million colours.
     Full,
 }
 
 impl Theme {
-    /// From `NO_COLOR`, `TERM` and `COLORTERM`.
+    /// Selects the theme by `NO_COLOR`, `TERM` and `COLORTERM`.
     pub(crate) fn of_terminal(no_color: bool, term: &str, colorterm: &str) -> Self {
         if no_color
             || term.is_empty()
@@ -44,7 +44,7 @@ impl Theme {
         if self.has_colours() { Style::new().fg(colour) } else { Style::new() }
     }
 
-    /// The first line of a pane.
+    /// Style of the first line of a pane.
     pub(crate) fn heading(self, is_active: bool) -> Style {
         match (self.has_colours(), is_active) {
             (false, false) => Style::new().add_modifier(Modifier::UNDERLINED),
@@ -54,7 +54,7 @@ impl Theme {
         }
     }
 
-    /// The selected line of a pane.
+    /// Style of the selected line of a pane.
     pub(crate) fn selected(self, is_active: bool) -> Style {
         match (self.has_colours(), is_active) {
             (_, false) => self.strong(),
@@ -79,7 +79,7 @@ impl Theme {
         self.coloured(Color::LightRed).add_modifier(Modifier::BOLD)
     }
 
-    /// Of amounts that have grown or shrunk.
+    /// Style of amounts that have grown or shrunk.
     pub(crate) fn growth(self, bytes: f64) -> Style {
         match bytes {
             _ if bytes >= 1.0 => self.coloured(Color::LightRed),
@@ -88,7 +88,7 @@ impl Theme {
         }
     }
 
-    /// A frame of the flame view. `is_odd` distinguishes neighbours where there are no colours.
+    /// Style of a frame of the flame view. `is_odd` distinguishes neighbours where there are no colours.
     pub(crate) fn frame(self, label: &str, module: &str, is_odd: bool) -> Style {
         let colour = if module.is_empty() { ModuleColour::grey() } else { ModuleColour::of_module(module, label) };
         let Rgb([red, green, blue]) = colour.dark;
@@ -101,7 +101,7 @@ impl Theme {
         }
     }
 
-    /// The selected frame of the flame view.
+    /// Style of the selected frame of the flame view.
     pub(crate) fn selected_frame(self) -> Style {
         match self {
             Self::Plain => Style::new().add_modifier(Modifier::BOLD | Modifier::REVERSED | Modifier::UNDERLINED),
@@ -109,7 +109,7 @@ impl Theme {
         }
     }
 
-    /// A frame of the flame view that matches what is searched.
+    /// Style of a frame of the flame view that matches the search.
     pub(crate) fn found_frame(self) -> Style {
         match self {
             Self::Plain => Style::new().add_modifier(Modifier::BOLD | Modifier::UNDERLINED),
@@ -118,7 +118,7 @@ impl Theme {
     }
 }
 
-/// The nearest colour of the cube of 6 × 6 × 6.
+/// Number of the nearest colour of the cube of 6 × 6 × 6.
 fn indexed(channels: [u8; 3]) -> u8 {
     const LEVELS: [u8; 6] = [0, 95, 135, 175, 215, 255];
     let [red, green, blue] = channels.map(|channel| {

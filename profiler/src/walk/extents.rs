@@ -1,5 +1,5 @@
-//! Memory that allocators have from the system, whatever of it is in use, by their own structures. Processes are read while they
-//! run: what is being changed is left out, and nothing depends on a thread.
+//! Memory that allocators have from the system, whether it is in use or not, by their own structures. Processes are read while
+//! they run: structures that are being changed are left out, and nothing depends on a thread.
 
 use profiler_common::limits::PAGE_BYTES;
 
@@ -8,7 +8,7 @@ use super::{glibc, jemalloc, mimalloc, musl};
 use crate::address::TargetAddr;
 use crate::memory::{Span, joined};
 
-/// What was found of a process's allocators, which stays where it is.
+/// Structures of a process's allocators that were found, which stay where they are.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Allocators {
     jemalloc: Option<jemalloc::Tree>,
@@ -16,8 +16,8 @@ pub(crate) struct Allocators {
 }
 
 impl Allocators {
-    /// Memory of a heap, by rising address and without overlaps; `None` if its structures are unknown. `blocks` are some of its
-    /// blocks.
+    /// Memory of a heap, by rising address and without overlaps; `None` if the heap's structures are unknown. `blocks` are some
+    /// of its blocks.
     pub(crate) fn extents(&mut self, scene: &Scene<'_>, heap: &str, blocks: &[TargetAddr]) -> Option<Vec<Span>> {
         let found = match heap {
             glibc::HEAP => Some(arenas(scene)),
@@ -38,8 +38,8 @@ impl Allocators {
 /// Size and alignment of a part of an arena of glibc (`HEAP_MAX_SIZE` in malloc/arena.c).
 const ARENA_BYTES: u64 = 64 << 20;
 
-/// The parts of glibc's arenas besides the main one. Each begins with the address of its arena, which is in the first part, that
-/// of the part before, and the size of what is accessible (`heap_info`).
+/// The parts of glibc's arenas besides the main one. Each begins with the address of its arena, which is in the first part, the
+/// address of the part before, and the size of accessible memory (`heap_info`).
 fn arenas(scene: &Scene<'_>) -> Vec<Span> {
     let arena = |at: u64| -> Option<(u64, u64)> {
         let [arena, _, size_bytes] = array::<3>(scene.memory, at)?;

@@ -43,7 +43,7 @@ pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
     walk.blocks = chunks.blocks;
     walk.blocks.sort_unstable_by_key(|block| block.start);
     leave_out_free(scene, &circles, &mut walk);
-    // A program may have large blocks alone.
+    // A program may have only large blocks.
     let has_mapped = mapped::walk(scene, &circles, &mut walk);
     if !has_mapped && !circles.iter().flat_map(Circle::arenas).any(Arena::is_used) {
         return None;
@@ -53,7 +53,7 @@ pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
     Some(walk)
 }
 
-/// Why there is no walk, if the library's main arena was found nevertheless.
+/// Reason why there is no walk, if the library's main arena was found nevertheless.
 pub(super) fn absence(scene: &Scene<'_>) -> Option<Absence> {
     arena::trace(scene).map(|trace| match trace {
         Trace::Unused => Absence::Unused,
@@ -61,7 +61,7 @@ pub(super) fn absence(scene: &Scene<'_>) -> Option<Absence> {
     })
 }
 
-/// Removes blocks that are free but look used, and the caches.
+/// Removes blocks that are free but appear used, and the caches.
 fn leave_out_free(scene: &Scene<'_>, circles: &[Circle], walk: &mut Walk) {
     let everything = scene.memory.present(TargetAddr(0)..TargetAddr(u64::MAX));
     let steps = &Steps::of(everything.iter().map(|span| span.end.0 - span.start.0).sum());
@@ -99,7 +99,7 @@ fn leave_out_free(scene: &Scene<'_>, circles: &[Circle], walk: &mut Walk) {
     });
 }
 
-/// `None` if one is inconsistent with this format of links.
+/// Blocks in fastbins; `None` if a list is inconsistent with this format of links.
 fn fastbins(scene: &Scene<'_>, circles: &[Circle], links: Links, steps: &Steps) -> Option<Vec<TargetAddr>> {
     let mut all = Vec::new();
     for arena in circles.iter().flat_map(Circle::arenas) {

@@ -14,7 +14,7 @@ use crate::memory::{Memory, Span, WORD_BYTES, joined};
 
 pub(super) const HEAP: &str = "jemalloc";
 
-/// The result consists of gaps if the heap's structures are unknown.
+/// Walks the heap. The result consists of gaps if the heap's structures are unknown.
 pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
     let bases = find_bases(scene);
     if bases.is_empty() {
@@ -22,14 +22,14 @@ pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
     }
     let refused = |why: &str| Some(Walk { heap: HEAP, gaps: vec![why.to_owned()], ..Walk::default() });
     let candidates = candidates(scene.memory, &bases);
-    // Also of extents that are no longer used, whose addresses are stale.
+    // These spans include extents that are no longer used, whose addresses are stale.
     let mut own: Vec<Span> = candidates.iter().map(Extent::own_span).collect();
     let Some(tree) = Tree::find(scene, &bases, &candidates) else {
         return refused("its page tree was not found: only jemalloc 5.3 for 48-bit addresses can be walked");
     };
     let (extents, missing) = confirmed(scene, &tree, candidates);
     let inconsistent = |sizes: &Sizes| extents.iter().filter(|extent| !extent.is_sound(sizes)).count();
-    // The first of those that fit equally well.
+    // The first of the tables that fit equally well is taken.
     match Sizes::all().min_by_key(inconsistent).filter(|sizes| inconsistent(sizes) <= scene.threads.len()) {
         Some(sizes) => {
             own.extend(page_addresses(scene.memory, &bases, &extents));
@@ -42,8 +42,8 @@ pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
     }
 }
 
-/// Blocks of metadata, and extents in any state: jemalloc keeps them when they are free. The tree stays where it is, and is found if
-/// it is not known. `None` if the structures are unknown.
+/// Blocks of metadata, and extents in any state: jemalloc keeps extents when they are free. The tree stays where it is, and is
+/// found if it is not known. `None` if the structures are unknown.
 pub(super) fn extents(scene: &Scene<'_>, known: &mut Option<Tree>) -> Option<Vec<Span>> {
     let bases = find_bases(scene);
     let candidates = candidates(scene.memory, &bases);
@@ -62,8 +62,8 @@ pub(super) fn extents(scene: &Scene<'_>, known: &mut Option<Tree>) -> Option<Vec
     Some(bases.iter().filter_map(whole).chain(extents.iter().map(Extent::span)).collect())
 }
 
-/// Extents that the page tree has at their first and last pages, by ascending address: former ones are not in the tree.
-/// Also returns the number of those in use that are left out.
+/// Extents that the page tree has at their first and last pages, by ascending address: former extents are not in the tree. Also
+/// returns the number of extents in use that are left out.
 fn confirmed(scene: &Scene<'_>, tree: &Tree, candidates: Vec<Extent>) -> (Vec<Extent>, usize) {
     let mut extents: Vec<Extent> = candidates.into_iter().filter(|extent| tree.has(scene.memory, extent)).collect();
     extents.sort_by_key(|extent| extent.span().start);
@@ -78,8 +78,8 @@ fn confirmed(scene: &Scene<'_>, tree: &Tree, candidates: Vec<Extent>) -> (Vec<Ex
     (extents, missing)
 }
 
-/// Words of metadata that are addresses of pages of extents, where their first blocks start: the least extent of each
-/// size (`edata_cmp_summary_s`, include/jemalloc/internal/edata.h), and former ones.
+/// Words of metadata that are addresses of pages of extents, where their first blocks start: the least extent of each size
+/// (`edata_cmp_summary_s`, include/jemalloc/internal/edata.h), and former extents.
 fn page_addresses(memory: &dyn Memory, bases: &[Span], extents: &[Extent]) -> Vec<Span> {
     let (Some(first), Some(last)) = (extents.first(), extents.last()) else { return Vec::new() };
     let range = first.span().start.0..last.span().end.0;
@@ -92,7 +92,7 @@ fn page_addresses(memory: &dyn Memory, bases: &[Span], extents: &[Extent]) -> Ve
     found
 }
 
-/// `own` is memory of jemalloc's that contains addresses of first blocks, and is no root.
+/// Collects the blocks of extents. `own` is memory of jemalloc's that contains addresses of first blocks, and is no root.
 fn blocks(scene: &Scene<'_>, extents: &[Extent], sizes: &Sizes, own: Vec<Span>) -> Walk {
     let mut blocks: Vec<WalkedBlock> = Vec::new();
     let mut areas = own;
@@ -108,17 +108,17 @@ fn blocks(scene: &Scene<'_>, extents: &[Extent], sizes: &Sizes, own: Vec<Span>) 
     Walk { heap: HEAP, blocks, areas: joined(areas), gaps, has_exact_sizes: false, busy }
 }
 
-/// Of thread-local storage.
+/// Number of bytes of thread-local storage that are searched.
 const SEARCHED_BYTES: u64 = 1 << 16;
-/// Top of the stack, a count, and the low 16 bits of the stack's bounds (`cache_bin_s`,
+/// Number of words of a bin: top of the stack, a count, and the low 16 bits of the stack's bounds (`cache_bin_s`,
 /// include/jemalloc/internal/cache_bin.h of 5.3.0).
 const BIN_WORDS: usize = 3;
-/// One for each small size class.
+/// Minimum number of bins: one for each small size class.
 const BINS_MIN: usize = 16;
-/// One for each size class.
+/// Maximum number of bins: one for each size class.
 const BINS_MAX: usize = 256;
 
-/// Start of a stack when full, its current top, and its end.
+/// A stack of cached blocks: its start when full, its current top, and its end.
 #[derive(Clone, Copy)]
 struct Bin {
     full: u64,
@@ -159,7 +159,7 @@ fn leave_out_caches(scene: &Scene<'_>, blocks: &mut Vec<WalkedBlock>) {
                 }
                 at += bins.len() * BIN_WORDS;
                 if free.len() > 2 * blocks.len() {
-                    // Two caches cannot contain the same block: these are not caches.
+                    // Two caches cannot contain the same block, so these are not caches.
                     return;
                 }
             }
@@ -189,23 +189,23 @@ fn holder(bins: &[Bin], blocks: &[WalkedBlock]) -> Option<WalkedBlock> {
 /// Size and alignment of an extent's description.
 const EXTENT_BYTES: u64 = 128;
 const EXTENT_WORDS: usize = 16;
-/// A page of the smallest blocks.
+/// Maximum number of blocks of a slab: a page of the smallest blocks.
 const SLAB_BLOCKS_MAX: u64 = 512;
-/// The highest state; 0 is in use.
+/// The highest state of an extent; 0 is in use.
 const STATE_MAX: u64 = 5;
 
 /// An extent (`edata_s`, include/jemalloc/internal/edata.h of 5.3.0).
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Extent {
-    /// Address of the description.
+    /// Address of the extent's description.
     own: TargetAddr,
     /// Bits from the lowest: arena (12), slab, committed, allocator, zeroed, guarded, state (3), size class (8), free
     /// blocks (10).
     flags: u64,
-    /// Start of its first block, which for a large one need not be that of the page.
+    /// Start of the extent's first block, which for a large one need not be that of the page.
     start: u64,
     size_bytes: u64,
-    /// Slabs: a bit for each block, set while it is free.
+    /// A bit for each block of a slab, set while the block is free.
     free: [u64; 8],
 }
 
@@ -267,7 +267,7 @@ impl Extent {
         word.is_none_or(|word| word >> (index % 64) & 1 == 1)
     }
 
-    /// The extent must be sound.
+    /// Adds the blocks of the extent, which must be sound.
     fn add_blocks(&self, sizes: &Sizes, blocks: &mut Vec<WalkedBlock>) {
         let Some(size_bytes) = sizes.of(self.class()).filter(|_| self.is_active()) else { return };
         let block = |start| WalkedBlock { start: TargetAddr(start), size_bytes };
@@ -294,13 +294,13 @@ fn candidates(memory: &dyn Memory, bases: &[Span]) -> Vec<Extent> {
 
 const SIZE_BYTES_MAX: u64 = 1 << 46;
 
-/// By class: four between one power of two and the next. The smallest regular class is chosen at build time: 16 bytes,
-/// or 8 as in redis.
+/// Sizes of blocks by class: four classes between one power of two and the next. The smallest regular class is chosen at build
+/// time: 16 bytes, or 8 as in redis.
 #[derive(Debug, PartialEq, Eq)]
 struct Sizes(Vec<u64>);
 
 impl Sizes {
-    /// The most common first.
+    /// All possible tables of sizes, the most common first.
     fn all() -> impl Iterator<Item = Self> {
         [16, 8].into_iter().map(Self::with_quantum)
     }
@@ -320,7 +320,7 @@ impl Sizes {
         self.0.get(class).copied()
     }
 
-    /// The fewest pages without a remainder; 0 if those exceed the maximum of a slab.
+    /// Size of a slab: the fewest pages without a remainder; 0 if these exceed the maximum of a slab.
     fn slab_bytes(&self, block_bytes: u64) -> u64 {
         let pages = (1..=16).map(|pages| pages * PAGE_BYTES);
         pages.into_iter().find(|bytes| bytes.is_multiple_of(block_bytes)).unwrap_or(0)
@@ -332,13 +332,14 @@ const HUGE_PAGE_BYTES: u64 = 2 << 20;
 /// Size of a block's header: its size, the next block, and the extent of its unused part.
 const HEADER_BYTES: u64 = 16 + EXTENT_BYTES;
 const HEADER_WORDS: usize = 2 + EXTENT_WORDS;
-/// Each block is larger than the previous one.
+/// Maximum number of blocks of metadata. Each block is larger than the previous one.
 const BASES_MAX: usize = 1 << 16;
-/// No arena, committed and zeroed, active, no slab (`edata_binit`, include/jemalloc/internal/edata.h).
+/// Flags of an extent for an unused part: no arena, committed and zeroed, active, no slab (`edata_binit`,
+/// include/jemalloc/internal/edata.h).
 const UNUSED_FLAGS: u64 = 0xfff | 1 << 13 | 1 << 15;
 const FLAGS_MASK: u64 = (1 << 20) - 1;
 
-/// Used parts after the headers, by ascending address. Blocks of metadata consist of whole huge pages.
+/// Finds the used parts of blocks of metadata after their headers, by ascending address. The blocks consist of whole huge pages.
 fn find_bases(scene: &Scene<'_>) -> Vec<Span> {
     let mut found: Vec<Span> = Vec::new();
     for part in scene.anonymous().flat_map(|region| scene.memory.present(region.start..region.end)) {
@@ -371,7 +372,7 @@ fn base(memory: &dyn Memory, address: u64) -> Option<Span> {
 const LEAF_REACH_BYTES: u64 = PAGE_BYTES << 18;
 const LEVEL_BYTES: u64 = WORD_BYTES << 18;
 const SAMPLES: usize = 16;
-/// Words of a module's data that may point to a leaf.
+/// Maximum number of words of a module's data that may point to a leaf.
 const LEAVES_MAX: usize = 1 << 14;
 
 /// Address of the first level of the page tree, a variable of the module. The leaves are metadata, and lead to extents.
@@ -379,12 +380,12 @@ const LEAVES_MAX: usize = 1 << 14;
 pub(super) struct Tree(TargetAddr);
 
 impl Tree {
-    /// By the pages of most of these extents.
+    /// Finds the tree by the pages of most of these extents.
     fn find(scene: &Scene<'_>, bases: &[Span], extents: &[Extent]) -> Option<Self> {
         let leaves = leaves(scene, bases);
         let samples = extents.iter().filter(|extent| extent.is_slab());
         let mut samples: Vec<&Extent> = samples.take(SAMPLES * SAMPLES).step_by(SAMPLES / 2).collect();
-        // A program may have large blocks alone.
+        // A program may have only large blocks.
         let large = extents.iter().filter(|extent| extent.is_active() && !extent.is_slab());
         samples.extend(large.take(SAMPLES));
         let mut votes: BTreeMap<u64, usize> = BTreeMap::new();
@@ -410,7 +411,7 @@ impl Tree {
     }
 }
 
-/// An entry has the size class in the highest 16 bits, the extent, and its state in the lowest 7.
+/// Extent in an entry of a leaf. The entry has the size class in the highest 16 bits, the extent, and its state in the lowest 7.
 fn entry(memory: &dyn Memory, leaf: TargetAddr, page: TargetAddr) -> Option<TargetAddr> {
     let offset = page.0 % LEAF_REACH_BYTES / PAGE_BYTES * WORD_BYTES;
     let entry = memory.word(TargetAddr(leaf.0.checked_add(offset)?))?;

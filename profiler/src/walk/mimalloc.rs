@@ -1,6 +1,6 @@
 //! Finds the memory of mimalloc 1 and 2. All blocks are in segments, whose alignment leads from a block to the segment's
 //! description (`_mi_ptr_segment`). Each description has a word that is its own address combined with a random number of the
-//! process (`_mi_ptr_cookie`), which recognises the segments in which no block is known.
+//! process (`_mi_ptr_cookie`). By this word, segments are recognised in which no block is known.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,21 +10,22 @@ use crate::memory::{Span, WORD_BYTES};
 
 pub(super) const HEAP: &str = "mimalloc";
 
-/// Alignment of segments: of version 2, and of version 1.
+/// Alignments of segments, of version 2 and of version 1.
 const ALIGNMENTS: [u64; 2] = [32 << 20, 4 << 20];
-/// The part of a description that has the cookie.
+/// Size of the part of a description that has the cookie.
 const HEADER_BYTES: u64 = 1024;
-/// Segments that blocks lead to: others are found by the cookie.
+/// Maximum number of segments to which blocks lead: others are found by the cookie.
 const LED_MAX: usize = 256;
-/// Places where a segment may be.
+/// Maximum number of places where a segment may be.
 const PLACES_MAX: usize = 1 << 20;
 
 /// Number of a word, and the random number that it is combined with.
 type Cookie = (usize, u64);
 
-/// `None` if blocks do not lead to segments, as those of version 3.
+/// Finds the segments. `None` if blocks do not lead to segments, as those of version 3.
 pub(super) fn segments(scene: &Scene<'_>, blocks: &[TargetAddr]) -> Option<Vec<Span>> {
-    // The shorter alignment first: every address that has the longer one has this one, too, and then some have not.
+    // The shorter alignment is tried first: every address that has the longer one has this one, too; with the shorter one, some
+    // addresses do not have the longer one.
     let short = led(scene, blocks, ALIGNMENTS[1]);
     let is_short = |address: &u64| !address.is_multiple_of(ALIGNMENTS[0]);
     let shared = shared(&short);
@@ -64,7 +65,7 @@ fn cookies(address: u64, words: &[u64]) -> impl Iterator<Item = Cookie> {
     cookies.filter(|(_, cookie)| cookie >> 48 != 0)
 }
 
-/// Those that at least two segments have.
+/// Cookies that at least two segments have.
 fn shared(led: &BTreeMap<u64, Vec<u64>>) -> BTreeSet<Cookie> {
     let mut counts: BTreeMap<Cookie, usize> = BTreeMap::new();
     led.iter().flat_map(|(address, words)| cookies(*address, words)).for_each(|it| *counts.entry(it).or_default() += 1);

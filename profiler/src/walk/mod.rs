@@ -38,12 +38,12 @@ pub(crate) fn is_unused(scene: &Scene<'_>, heap: &str) -> bool {
     heap == glibc::HEAP && glibc::absence(scene) == Some(Absence::Unused)
 }
 
-/// Why heaps of other allocators have no blocks.
+/// Reason why heaps of other allocators have no blocks.
 pub(crate) fn unsupported() -> String {
     format!("unsupported allocator: heapbpf can walk heaps of {}", allocators())
 }
 
-/// `walks` are those of the scene, none of which has a block.
+/// Reason why no block was found. `walks` are those of the scene, none of which has a block.
 pub(crate) fn absence(scene: &Scene<'_>, walks: &[Walk]) -> Absence {
     let loads = |thread: &ThreadState| region_of(scene.regions(), thread.instruction).is_some_and(is_loader);
     if !scene.threads.is_empty() && scene.threads.iter().all(loads) {
@@ -60,7 +60,7 @@ pub(crate) fn absence(scene: &Scene<'_>, walks: &[Walk]) -> Absence {
     if absence == Absence::Damaged && is_changing() { Absence::Changing } else { absence }
 }
 
-/// Whether this is code of a dynamic linker that is not the C library as well, as that of musl is.
+/// Whether a region is code of a dynamic linker that is not the C library as well, as musl's is.
 fn is_loader(region: &Region) -> bool {
     let RegionKind::File { path } = &region.kind else { return false };
     let name = shown::os_text(path.file_name().unwrap_or_default());

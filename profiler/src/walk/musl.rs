@@ -1,8 +1,8 @@
 //! Walks the heap of musl since 1.2.1 (mallocng). Older versions keep no list of allocated blocks.
 //!
-//! A context leads to pages of metas. A meta describes a group, which has its own mapping, lies in a slot of a larger
-//! group, or was given by the loader: it records which of up to 32 slots are free, out of reach of overruns. A slot is
-//! free, a block, or a group; the offset of a block in its slot, and its size, are in the slot.
+//! A context leads to pages of metas. A meta describes a group, which has its own mapping, lies in a slot of a larger group, or
+//! was given by the loader. The meta records which of up to 32 slots are free, out of reach of overruns. A slot is free, a block,
+//! or a group; the offset of a block in its slot, and its size, are in the slot.
 
 use profiler_common::limits::PAGE_BYTES;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -15,7 +15,7 @@ use crate::shown;
 
 pub(super) const HEAP: &str = "musl";
 
-/// The result is a gap if musl is mapped and its heap cannot be found.
+/// Walks the heap. The result is a gap if musl is mapped and its heap cannot be found.
 pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
     let contexts = contexts(scene);
     if contexts.is_empty() {
@@ -30,8 +30,8 @@ pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
     Some(heap.finish())
 }
 
-/// Groups that have pages of their own, which contain all others, and the pages of metas. The contexts stay where they are, and are
-/// found if they are not known. `None` if there is none.
+/// Groups that have pages of their own, which contain all others, and the pages of metas. The contexts stay where they are, and
+/// are found if they are not known. `None` if there is no context.
 pub(super) fn extents(scene: &Scene<'_>, known: &mut Vec<Context>) -> Option<Vec<Span>> {
     let is_there = |context: &Context| scene.memory.word(context.first_area) == Some(context.secret);
     if known.is_empty() || !known.iter().all(is_there) {
@@ -40,7 +40,7 @@ pub(super) fn extents(scene: &Scene<'_>, known: &mut Vec<Context>) -> Option<Vec
     if known.is_empty() {
         return None;
     }
-    // Unused metas are zero. To read each group would be to read most pages of a heap.
+    // Unused metas are zero. Reading each group would be reading most pages of a heap.
     let (metas, mut spans) = metas_where(scene.memory, known, |meta, _| meta.page_count > 0);
     spans.extend(metas.iter().map(Meta::extent).filter(|extent| covered(scene.regions(), extent)));
     Some(spans)
@@ -56,13 +56,13 @@ fn is_musl(region: &Region) -> bool {
 struct Heap<'a> {
     scene: &'a Scene<'a>,
     rest: Vec<Meta>,
-    /// Groups in slots of others that have not been walked, by first address.
+    /// Groups in slots of other groups that have not been walked, by first address.
     nested: FxHashMap<TargetAddr, Meta>,
     blocks: Vec<WalkedBlock>,
     areas: Vec<Span>,
     holes: Vec<Span>,
     inconsistent_groups: usize,
-    /// A slot was being allocated or freed.
+    /// Whether a slot was being allocated or freed.
     busy: bool,
 }
 
@@ -89,7 +89,7 @@ impl<'a> Heap<'a> {
         }
     }
 
-    /// Walks each group once: nested ones are removed from `nested` when they are found.
+    /// Walks each group once: nested groups are removed from `nested` when they are found.
     fn walk(&mut self) {
         while let Some(meta) = self.rest.pop() {
             for index in 0..meta.slot_count() {
@@ -106,7 +106,7 @@ impl<'a> Heap<'a> {
         }
     }
 
-    /// There is no group in a slot while it is being created or removed.
+    /// Enters the group in a slot. While a group is being created or removed, there is none in the slot.
     fn enter(&mut self, slot: &Span) {
         let Some(inner) = self.nested.remove(&slot.start) else { return };
         if inner.extent().end <= slot.end {
@@ -135,15 +135,15 @@ impl<'a> Heap<'a> {
 
 /// Unit of sizes; also the size of a group's header.
 const UNIT_BYTES: u64 = 16;
-/// Words of a page of metas, of its header, and of a meta.
+/// Number of words of a page of metas, of its header, and of a meta.
 const AREA_WORDS: usize = 512;
 const AREA_HEADER_WORDS: usize = 3;
 const META_WORDS: usize = 5;
 const AREA_METAS: u64 = ((AREA_WORDS - AREA_HEADER_WORDS) / META_WORDS) as u64;
-/// The class of a mapping for a single large block.
+/// Size class of a mapping for a single large block.
 const CLASS_OF_LARGE: u8 = 63;
 
-/// Slot sizes by class, in units (`size_classes`, src/malloc/mallocng/malloc.c).
+/// Sizes of slots by class, in units (`size_classes`, src/malloc/mallocng/malloc.c).
 const CLASS_UNITS: [u16; 48] = [
     1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 18, 20, 25, 31, 36, 42, 50, 63, 72, 84, 102, 127, 146, 170, 204, 255, 292,
     340, 409, 511, 584, 682, 818, 1023, 1169, 1364, 1637, 2047, 2340, 2730, 3276, 4095, 4680, 5460, 6552, 8191,
@@ -152,14 +152,14 @@ const CLASS_UNITS: [u16; 48] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Meta {
     memory: TargetAddr,
-    /// One bit each, set for slots that are not allocated.
+    /// One bit for each slot, set if the slot is not allocated.
     free: u32,
     /// Number of slots, less one.
     last: u8,
-    /// It can be freed: so, unless it has pages of its own, it lies in a slot.
+    /// Whether the group can be freed: then, unless it has pages of its own, it lies in a slot.
     freeable: bool,
     stride_bytes: u64,
-    /// Number of pages mapped for it; 0 if it lies in other memory.
+    /// Number of pages mapped for the group; 0 if it lies in other memory.
     page_count: u64,
 }
 
@@ -205,7 +205,7 @@ impl Meta {
         TargetAddr(self.memory.0 + UNIT_BYTES)
     }
 
-    /// The slot's last four bytes belong to the header of the next one.
+    /// Addresses of a slot. The slot's last four bytes belong to the header of the next one.
     fn slot(&self, index: u32) -> Span {
         let start = self.storage().0 + u64::from(index) * self.stride_bytes;
         span(start, start + self.stride_bytes)
@@ -221,7 +221,7 @@ impl Meta {
         self.page_count == 0 && self.freeable
     }
 
-    /// A single slot with pages of its own can have any size.
+    /// Whether the group is a single slot with pages of its own, which can have any size.
     fn is_single(&self) -> bool {
         self.last == 0 && self.page_count > 0
     }
@@ -255,9 +255,9 @@ fn metas_where(
     (metas, seen.into_iter().map(|area| span(area, area + PAGE_BYTES)).collect())
 }
 
-/// One for each copy of musl.
+/// Maximum number of contexts: one for each copy of musl.
 const CONTEXTS_MAX: usize = 4;
-/// Of a mapping: the data of the largest programs.
+/// Maximum number of bytes of a mapping that are searched: the data of the largest programs.
 const SEARCHED_BYTES_MAX: u64 = 256 << 20;
 // Fields as numbers of words (src/malloc/mallocng/meta.h, with the constant page size of x86-64).
 const INIT_DONE: usize = 1;
@@ -270,7 +270,7 @@ const ACTIVE: usize = 10;
 const ACTIVE_COUNT: usize = 48;
 const CONTEXT_WORDS: usize = ACTIVE + ACTIVE_COUNT;
 
-/// A variable of the program or of `libc.so`, usually without a symbol, identified by its secret.
+/// A context: a variable of the program or of `libc.so`, usually without a symbol, identified by its secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Context {
     secret: u64,
@@ -319,10 +319,11 @@ fn context(memory: &dyn Memory, address: u64) -> Option<Context> {
 const HEADER_BYTES: u64 = 4;
 /// Distance in units between offsets with the same low 16 bits.
 const FAR_UNITS: u64 = 1 << 16;
-/// The number of reserved bytes exceeds 4, and is in the slot's last four bytes.
+/// Kind of a header whose number of reserved bytes exceeds 4, and is in the slot's last four bytes.
 const RESERVED_FAR: u8 = 5;
 const GROUP: u8 = 6;
-/// At a slot's start: the block starts further on. With all other bits set, at a block: it is being freed.
+/// Kind of a header at a slot's start if the block starts further on. With all other bits set, at a block: the block is being
+/// freed.
 const ELSEWHERE: u8 = 7;
 const FREED: u8 = 0xff;
 
@@ -332,7 +333,7 @@ const FREED: u8 = 0xff;
 /// distance in units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Slot {
-    /// Being freed, or not allocated yet.
+    /// The block is being freed, or not allocated yet.
     Changing,
     Block(WalkedBlock),
     Group,
@@ -363,12 +364,13 @@ impl Header {
         u32::from(self.info & 31)
     }
 
-    /// Nothing was written yet. For a group's first slot that is a valid header.
+    /// Whether no header was written yet. For a group's first slot that is a valid header.
     fn is_unwritten(self) -> bool {
         self.info == 0 && self.offset == 0
     }
 
-    /// The byte that selects the format follows the previous slot, and may be overrun.
+    /// Whether the header is that of this slot and distance. The byte that selects the format follows the previous slot, and may
+    /// be overrun.
     fn matches(self, index: u32, units: u64) -> bool {
         let far = self.is_far && self.offset == 0 && units > u64::from(u16::MAX) && u64::from(self.far_offset) == units;
         self.index() == index && (far || u64::from(self.offset) == units)
@@ -391,7 +393,7 @@ fn read_slot(memory: &dyn Memory, meta: &Meta, index: u32) -> Slot {
     }
 }
 
-/// For large blocks only the low 16 bits of the distance are known.
+/// Finds a block that does not start at its slot's start. For large blocks only the low 16 bits of the distance are known.
 fn displaced(memory: &dyn Memory, meta: &Meta, index: u32, units: u64) -> Slot {
     let slot = meta.slot(index);
     let size_units = (slot.end.0 - slot.start.0) / UNIT_BYTES;
@@ -401,8 +403,8 @@ fn displaced(memory: &dyn Memory, meta: &Meta, index: u32, units: u64) -> Slot {
         Header::read(memory, address).map(|header| (address, header, header.matches(index, first_units + units)))
     };
     if meta.is_single() {
-        // Data from before the block was moved for alignment may be left at the near offset. Most of a block that
-        // reserves terabytes is untouched, and its header is where it was.
+        // Data from before the block was moved for alignment may be left at the near offset. Most of a block that reserves
+        // terabytes is untouched, and the block's header is where it was.
         let far = memory.present(slot.clone()).into_iter().flat_map(|part| {
             let within = |address: TargetAddr| (address.0 - slot.start.0) / UNIT_BYTES;
             let first = within(part.start).saturating_sub(units).div_ceil(FAR_UNITS).max(1);
@@ -426,7 +428,7 @@ fn displaced(memory: &dyn Memory, meta: &Meta, index: u32, units: u64) -> Slot {
     }
 }
 
-/// `header` must be valid. If the reserved size is overrun, the maximum size is assumed.
+/// Returns the block at an address. `header` must be valid. If the reserved size is overrun, the maximum size is assumed.
 fn block(memory: &dyn Memory, meta: &Meta, index: u32, address: u64, header: Header) -> Slot {
     let end = meta.slot(index).end.0 - HEADER_BYTES;
     let Some(most) = end.checked_sub(address) else { return Slot::Odd };

@@ -10,60 +10,60 @@ use crate::memory::{Memory, Span, WORD_BYTES};
 pub struct Scene<'a> {
     pub(super) memory: &'a dyn Memory,
     pub(super) threads: &'a [ThreadState],
-    /// As the kernel has them.
+    /// Mappings as the kernel has them.
     mappings: &'a [Region],
-    /// Adjoining mappings of one kind joined.
+    /// Regions, in which adjoining mappings of one kind are joined.
     regions: Vec<Region>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Walk {
-    /// As in hooks (`libc`, `jemalloc`, …).
+    /// Name of the heap as in hooks (`libc`, `jemalloc`, …).
     pub heap: &'static str,
-    /// By ascending address, without overlaps.
+    /// Blocks by ascending address, without overlaps.
     pub blocks: Vec<WalkedBlock>,
     /// Memory whose allocated blocks are all known: the rest of it is free, or the allocator's own.
     pub areas: Vec<Span>,
-    /// What could not be walked, and why. Its memory is not in `areas`.
+    /// Descriptions of memory that could not be walked, and why. This memory is not in `areas`.
     pub gaps: Vec<String>,
-    /// Sizes are the requested ones.
+    /// Whether sizes are the requested ones.
     pub has_exact_sizes: bool,
-    /// A thread was running allocator code, so some of the result may be wrong: worth another try later.
+    /// Whether a thread was running allocator code, so that some of the result may be wrong: worth another try later.
     pub busy: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WalkedBlock {
-    /// The pointer that the program has.
+    /// Address that the program has.
     pub start: TargetAddr,
-    /// Usable size, or the requested one: see [`Walk::has_exact_sizes`].
+    /// Usable size of the block, or the requested one: see [`Walk::has_exact_sizes`].
     pub size_bytes: u64,
 }
 
-/// Why a process has no heap that can be walked.
+/// Reason why a process has no heap that can be walked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Absence {
-    /// Its dynamic linker is loading it.
+    /// The process's dynamic linker is loading it.
     Starting,
-    /// Its allocator has not been called.
+    /// The process's allocator has not been called.
     Unused,
-    /// Its allocator has no block in use.
+    /// The process's allocator has no block in use.
     Empty,
-    /// A thread was changing its allocator's data structures.
+    /// A thread was changing the allocator's data structures.
     Changing,
-    /// Its allocator's data structures are overwritten.
+    /// The allocator's data structures are overwritten.
     Damaged,
-    /// Its allocator was not recognized.
+    /// The process's allocator was not recognized.
     Unknown,
 }
 
 impl<'a> Scene<'a> {
-    /// `mappings` are by ascending address.
+    /// Creates a scene. `mappings` are by ascending address.
     pub fn new(memory: &'a dyn Memory, mappings: &'a [Region], threads: &'a [ThreadState]) -> Self {
         Self { memory, threads, mappings, regions: joined_by_kind(mappings) }
     }
 
-    /// By ascending address. Where one mapping ends and the next one begins is up to the kernel, not to allocators.
+    /// Regions by ascending address. The bounds between adjoining mappings are up to the kernel, not to allocators.
     pub(super) fn regions(&self) -> &[Region] {
         &self.regions
     }
@@ -76,7 +76,8 @@ impl<'a> Scene<'a> {
         self.mappings.binary_search_by_key(&address, |mapping| mapping.end.0).is_ok()
     }
 
-    /// Private mappings that can be a module's data: of a file, or anonymous after one, for zero-initialized variables.
+    /// Private mappings that can be a module's data: those of a file, or anonymous ones after a file's, for zero-initialized
+    /// variables.
     pub(super) fn module_data(&self) -> impl Iterator<Item = &Region> {
         let before = std::iter::once(None).chain(self.regions.iter().map(Some));
         let is_file = |region: &Region| matches!(region.kind, RegionKind::File { .. });
@@ -112,9 +113,9 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// The kernel splits a mapping where the protection, the advice, the name or the policy of its pages differs, or whether
-/// they are locked, and keeps what a process has added to `brk` since it was forked. Adjoining private anonymous
-/// mappings are one region here, accessible if a part is.
+/// Joins adjoining private anonymous mappings to one region, accessible if a part is. The kernel splits a mapping where the
+/// protection, the advice, the name or the policy of its pages differs, or whether they are locked, and keeps memory separate
+/// that a process has added to `brk` since it was forked.
 fn joined_by_kind(mappings: &[Region]) -> Vec<Region> {
     let mut joined = mappings.to_vec();
     joined.dedup_by(|later, earlier| {
@@ -148,7 +149,7 @@ pub(super) fn span(start: u64, end: u64) -> Span {
     TargetAddr(start)..TargetAddr(end)
 }
 
-/// `spans` must be in ascending order.
+/// The last span that starts at or before an address. `spans` must be in ascending order.
 pub(super) fn last_before(spans: &[Span], address: u64) -> Option<&Span> {
     spans[..spans.partition_point(|span| span.start.0 <= address)].last()
 }
@@ -158,14 +159,14 @@ pub(super) const ADDRESS_MAX: u64 = 1 << 47;
 
 const PART_BYTES: u64 = 1 << 16;
 
-/// `None` unless all words are present.
+/// Reads an array of words; `None` unless all words are present.
 pub(super) fn array<const N: usize>(memory: &dyn Memory, address: u64) -> Option<[u64; N]> {
     let mut words = [[0; size_of::<u64>()]; N];
     let whole = memory.read(TargetAddr(address), words.as_flattened_mut()) == size_of_val(&words);
     whole.then(|| words.map(u64::from_le_bytes))
 }
 
-/// Up to the first word that is not present, at most 2^14.
+/// Reads words up to the first one that is not present, at most 2^14.
 pub(super) fn words(memory: &dyn Memory, start: u64, end: u64) -> Vec<u64> {
     let length = end.saturating_sub(start).min(2 * PART_BYTES);
     let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
@@ -173,7 +174,7 @@ pub(super) fn words(memory: &dyn Memory, start: u64, end: u64) -> Vec<u64> {
     bytes[..read].as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect()
 }
 
-/// The present words. Each part ends with the first word of the next one, so that pairs are complete.
+/// Reads the present words in parts. Each part ends with the first word of the next one, so that pairs are complete.
 pub(super) fn parts(memory: &dyn Memory, range: Span) -> impl Iterator<Item = (u64, Vec<u64>)> {
     memory.present(range).into_iter().flat_map(move |present| {
         let (start, end) = (present.start.0.next_multiple_of(WORD_BYTES), present.end.0);
@@ -182,7 +183,7 @@ pub(super) fn parts(memory: &dyn Memory, range: Span) -> impl Iterator<Item = (u
     })
 }
 
-/// Mapped completely, and privately.
+/// Whether a span is mapped completely, and privately.
 pub(super) fn covered(regions: &[Region], span: &Span) -> bool {
     let first = regions.partition_point(|region| region.end <= span.start);
     let mut end = span.start;

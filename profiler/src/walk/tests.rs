@@ -1,5 +1,5 @@
-//! Fixtures for tests of walks: programs that make random calls of their allocator, list their blocks, and wait; and
-//! memory that limits the number of reads. And a test of what all walks share.
+//! Fixtures for tests of walks: programs that make random calls of their allocator, list their blocks, and wait; and memory that
+//! limits the number of reads. There is also a test of what all walks share.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -19,11 +19,11 @@ use crate::memory::{Copied, Memory};
 /// Source of the program.
 pub(crate) const SOURCE: &str = include_str!("live.c");
 
-/// A running program; killed on drop.
+/// A running program, which is killed on drop.
 pub(crate) struct Live {
     child: Child,
     output: BufReader<ChildStdout>,
-    /// Its threads, once it has run, without registers.
+    /// The program's threads, once it has run, without registers.
     pub(crate) threads: Vec<ThreadState>,
 }
 
@@ -79,7 +79,7 @@ impl Live {
         blocks
     }
 
-    /// Returns its mappings and their contents.
+    /// Returns the program's mappings and their contents.
     pub(crate) fn memory(&self) -> (Vec<Region>, Copied) {
         memory(Pid(self.child.id()))
     }
@@ -99,7 +99,7 @@ pub(crate) fn memory(pid: Pid) -> (Vec<Region>, Copied) {
     (regions, copied)
 }
 
-/// The same mappings, split by the kernel: each into halves, every other half of anonymous memory read-only.
+/// Returns the mappings as the kernel could have split them: each into halves, with one half of each anonymous mapping read-only.
 pub(super) fn split(mappings: &[Region]) -> Vec<Region> {
     let mut parts = Vec::new();
     for (nth, mapping) in mappings.iter().enumerate() {
@@ -167,13 +167,13 @@ fn adjoining_mappings_of_one_kind_are_one_region() {
             assert!(scene.is_start_of_mapping(mapping.start.0) && scene.is_end_of_mapping(mapping.end.0));
         }
     };
-    // What was added to `brk` before and after a fork.
+    // Memory that was added to `brk` before and after a fork.
     let brk = |start| at(start, 0x1000, RegionKind::Brk);
     check(
         &[at(0x1000, 0x1000, anonymous()), brk(0x2000), brk(0x3000), brk(0x5000)],
         &[(0x1000, 0x2000), (0x2000, 0x4000), (0x5000, 0x6000)],
     );
-    // Locked or advised pages, closed ones, read-only ones, and ones with a name.
+    // Anonymous memory with locked or advised pages, closed ones, read-only ones, and ones with a name.
     let split = [
         at(0x1000, 0x1000, anonymous()),
         at(0x2000, 0x1000, anonymous()),
@@ -190,7 +190,8 @@ fn adjoining_mappings_of_one_kind_are_one_region() {
         &[at(0x1000, 0x1000, anonymous()), shared(at(0x2000, 0x1000, anonymous()))],
         &[(0x1000, 0x2000), (0x2000, 0x3000)],
     );
-    // Data of a module, of which pages are locked; not its other segments, nor another module.
+    // Data of a module of which pages are locked: it is joined, but neither with the module's other segments nor with another
+    // module.
     let parts = [
         read_only(at(0x1000, 0x1000, file("/a"))),
         offset(0x1000, at(0x2000, 0x1000, file("/a"))),

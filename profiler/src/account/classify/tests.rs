@@ -45,7 +45,7 @@ fn spans<const N: usize>(all: [(u64, u64); N]) -> Vec<Span> {
     all.map(|(start, size_bytes)| TargetAddr(start)..TargetAddr(start + size_bytes)).to_vec()
 }
 
-/// All pages at the starts of mappings, as many as are resident.
+/// Returns the first pages of each mapping, as many as are resident.
 fn first_pages(mapped: &[MappedMemory]) -> ResidentPages {
     let runs = mapped.iter().map(|memory| memory.region.start..TargetAddr(memory.region.start.0 + memory.rss_bytes));
     ResidentPages::synthetic(runs.collect(), Vec::new())
@@ -117,7 +117,7 @@ fn a_large_block_does_not_claim_the_mappings_that_it_was_merged_with() {
     );
 }
 
-/// The first page has its header, and the others no owner.
+/// The block's first page has its header; the other pages have no owner.
 #[test]
 fn of_a_block_that_was_not_touched_only_what_is_resident_is_live() {
     check(
@@ -125,7 +125,7 @@ fn of_a_block_that_was_not_touched_only_what_is_resident_is_live() {
         &[block(4 * MIB + 16, 39 * MIB, 0)],
         &[(MemoryClass::LiveBlocks, Some("libc"), PAGE - 16), (MemoryClass::HeapOverhead, Some("libc"), 16)],
     );
-    // Beside it, other memory is resident.
+    // Other memory is resident beside the block.
     let mapped = [anonymous(4 * MIB, 40 * MIB, 2 * MIB)];
     let pages =
         ResidentPages::synthetic(spans([(4 * MIB, PAGE), (44 * MIB - 2 * MIB + PAGE, 2 * MIB - PAGE)]), Vec::new());
@@ -319,7 +319,7 @@ fn recorded_mappings_explain_what_no_other_heap_does() {
     );
 }
 
-/// With the program's own map, which is shared memory.
+/// The inline engine's memory includes its own map, which is shared memory.
 #[test]
 fn what_the_inline_engine_has_mapped_is_its_own() {
     let file =

@@ -40,7 +40,7 @@ fn hooks_of_the_entry_need_no_block() {
     check("co:pool_add(size=arg1,ptr=arg2,entry)", "co", "co", HookSpec::entry_of("pool_add", 1, 0));
     let counted = HookSpec::entry("f", 0).times(2).page_rounded();
     check("h=*:f(entry, size=arg1, count=arg3, pages)", "h", "*", counted);
-    // Nothing is known against the entry of these, or against their frees.
+    // Nothing is known that forbids a hook on the entry of `swapcontext`, or `vfork` as a free.
     check("*:swapcontext(size=arg1,entry)", "custom", "*", HookSpec::entry("swapcontext", 0));
     check("*:vfork(old=arg1)", "custom", "*", HookSpec::free("vfork", 0));
 }

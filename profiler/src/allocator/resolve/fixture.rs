@@ -1,4 +1,4 @@
-//! Synthetic modules.
+//! Synthetic modules for tests.
 
 use crate::address::FileOffset;
 use crate::ids::ModuleId;
@@ -6,7 +6,7 @@ use crate::object::symbols::{DefinedFunction, SymbolSource};
 use crate::process::definitions::Candidate;
 use crate::process::link_map::LinkPosition;
 
-/// A library that exports these functions.
+/// Returns a library that exports these functions.
 pub(crate) fn candidate(module: u32, path: &str, functions: &[(&str, u64)]) -> Candidate {
     let mut functions: Vec<DefinedFunction> = functions.iter().map(|&(name, offset)| function(name, offset)).collect();
     functions.sort_unstable();
@@ -22,17 +22,17 @@ pub(crate) fn candidate(module: u32, path: &str, functions: &[(&str, u64)]) -> C
     }
 }
 
-/// An executable that exports these functions.
+/// Returns an executable that exports these functions.
 pub(crate) fn executable(path: &str, functions: &[(&str, u64)]) -> Candidate {
     Candidate { is_executable: true, ..candidate(1000, path, functions) }
 }
 
-/// The same module at this position of the linker's order.
+/// Returns the module at this position of the linker's order.
 pub(crate) fn linked(candidate: Candidate, index: u16) -> Candidate {
     Candidate { link: Some(LinkPosition { namespace: 0, index }), ..candidate }
 }
 
-/// The same module with local functions only.
+/// Returns the module with local functions only.
 pub(crate) fn local(candidate: Candidate) -> Candidate {
     let local = |function: &DefinedFunction| DefinedFunction {
         global: false,

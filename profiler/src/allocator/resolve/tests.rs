@@ -118,7 +118,7 @@ fn the_hidden_malloc_of_a_program_is_hooked_beside_libc() {
     let program = local(executable("/usr/bin/app", &[("malloc", 1), ("free", 2), ("calloc", 3)]));
     let hidden = [("free", 2, "app", false), ("malloc", 1, "app", false), ("calloc", 3, "app", false)];
     check(&[program, libc.clone()], &[&hidden[..], &[libcs]].concat());
-    // Functions of these names that belong to no family, or to libraries, whose own calls may reach others.
+    // Functions with these names that belong to no family, or to libraries whose own calls may reach other functions.
     for functions in [&[("malloc", 1)][..], &[("free", 2)], &[("malloc", 1), ("malloc", 3), ("free", 2)]] {
         check(&[local(executable("/usr/bin/app", functions)), libc.clone()], &[libcs]);
     }

@@ -1,4 +1,4 @@
-//! On the kernel of this machine, with shells as targets.
+//! Tests on the kernel of this machine, with shells as targets.
 
 use std::fmt::Debug;
 use std::io::{BufRead, BufReader, Write};
@@ -24,7 +24,7 @@ enum Record {
     Exec(u32),
 }
 
-/// Decodes at field offsets, independently of the decoder.
+/// Decodes a record at field offsets, independently of the decoder.
 fn decode(bytes: &[u8]) -> Record {
     let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().expect("records are whole"));
     match RecordKind::from_wire(bytes[0]) {
@@ -172,7 +172,7 @@ fn nested_forks_are_reported_and_wake_the_agent() {
             assert_eq!(get(&kernel, "PROCESSES", pid), Some(mappings), "its stacks unwind as its parent's do");
         }
 
-        // Exits write no records; the agent detects the exits of reported forks itself.
+        // Exits write no records; the agent itself detects the exits of reported forks.
         shell.send();
         assert_eq!(shell.answer(), "out");
         shell.send();

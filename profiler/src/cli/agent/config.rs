@@ -24,7 +24,7 @@ use crate::process::pattern::Pattern;
 use crate::session::Engine;
 use crate::shown::{self, Shown};
 
-/// The defaults, with comments: what `--print-config` prints.
+/// The default configuration, with comments, which `--print-config` prints.
 pub(super) const DEFAULT: &str = include_str!("default.toml");
 
 const BYTES_MAX: u64 = 1 << 20;
@@ -88,15 +88,15 @@ pub(super) struct Rule {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub(super) struct Budget {
-    /// Of each process's CPU time while it is recorded.
+    /// Maximum share of each process's CPU time while it is recorded.
     #[serde(deserialize_with = "percent")]
     pub(super) max_overhead: f64,
-    /// Of one core, on average over a period.
+    /// Maximum share of one core, on average over a period.
     #[serde(deserialize_with = "percent")]
     pub(super) max_cpu: f64,
     #[serde(deserialize_with = "size")]
     pub(super) max_memory: u64,
-    /// How processes beyond their limit are recorded from then on; `None` for not at all.
+    /// Engine by which processes beyond their limit are recorded from then on; `None` to skip them.
     #[serde(deserialize_with = "rule_engine")]
     pub(super) hot: Option<Engine>,
     #[serde(deserialize_with = "time")]
@@ -167,7 +167,7 @@ impl Default for Duty {
 /// Sections of views, and the option that a section's first key stands for.
 const VIEWS: [(&str, &str, &str); 2] = [("serve", "address", "serve"), ("push", "url", "push")];
 
-/// A key of a section of views, where it is in the file, and the words that it stands for.
+/// A key of a section of views, its position in the file, and the words that it stands for.
 struct ViewKey<'a> {
     section: &'static str,
     key: &'a str,
@@ -175,7 +175,7 @@ struct ViewKey<'a> {
     words: Vec<String>,
 }
 
-/// Only the options of views.
+/// Parser of the options of views only.
 #[derive(Parser)]
 struct ViewWords {
     #[command(flatten)]
@@ -200,7 +200,7 @@ impl Config {
         Self::parse(&shown.to_string(), &text)
     }
 
-    /// `name` is the file's, for errors.
+    /// Parses a configuration. `name` is the file's, for errors.
     pub(super) fn parse(name: &str, text: &str) -> Result<Self> {
         let line = |at: usize| 1 + text[..at.min(text.len())].matches('\n').count();
         let config: Self = toml::from_str(text).map_err(|error| {
@@ -272,7 +272,7 @@ impl Config {
         parse_views(&words).map_err(|error| usage(reason(&error)))
     }
 
-    /// As a configuration file without comments.
+    /// Text of the configuration as a file without comments.
     pub(super) fn text(&self) -> String {
         let Self { stop_file, select, record, rule, budget, duty, serve, push } = self;
         let mut text = format!("stop-file = {}\n\n", quoted(shown::os_text(stop_file)));
@@ -332,14 +332,14 @@ fn parse_views(words: &[String]) -> Result<ViewArgs, clap::Error> {
         .map(|parsed| parsed.views)
 }
 
-/// Without the usage of a command line.
+/// Text of an error without the usage of a command line.
 fn reason(error: &clap::Error) -> String {
     let text = error.to_string();
     let lines: Vec<&str> = text.lines().take_while(|line| !line.is_empty()).map(str::trim).collect();
     format!("{}; see `heapbpf record --help`", lines.join(" ").trim_start_matches("error: "))
 }
 
-/// `every` in `[push]` is `--push-every`; `tls-cert` in `[serve]` is `--tls-cert`.
+/// Name of the option of a key: `every` in `[push]` is `--push-every`; `tls-cert` in `[serve]` is `--tls-cert`.
 fn option_name(section: &str, key: &str) -> String {
     let long = format!("{section}-{key}");
     let command = <ViewWords as clap::CommandFactory>::command();
@@ -347,7 +347,7 @@ fn option_name(section: &str, key: &str) -> String {
     if is_known { long } else { key.to_owned() }
 }
 
-/// `None` for values that no option has.
+/// Words of an option with a value; `None` for values that no option has.
 fn words(option: &str, value: &Value) -> Option<Vec<String>> {
     let word = |value: &dyn std::fmt::Display| vec![format!("--{option}={value}")];
     Some(match value {
@@ -386,7 +386,7 @@ fn period(time: Duration) -> String {
     }
 }
 
-/// A text, or a number without a unit.
+/// A word in the configuration: a text, or a number without a unit.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Word {

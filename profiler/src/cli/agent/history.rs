@@ -1,4 +1,4 @@
-//! Decides how each process is recorded: by the rules of the configuration, and by what earlier recordings have cost it.
+//! Decides how each process is recorded: by the rules of the configuration, and by the cost of earlier recordings.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,17 +12,17 @@ use crate::process::cgroup;
 use crate::process::selection::ProcessFacts;
 use crate::session::{Engine, Policy, Treatment};
 
-/// Programs remembered. Beyond it, those whose time is over soonest are forgotten.
+/// Maximum number of remembered programs. Beyond it, programs whose time is over soonest are forgotten.
 const PROGRAMS_MAX: usize = 4096;
 /// Maximum factor of the time until a program is recorded as before.
 const BACK_OFF_MAX: u32 = 32;
-/// Why a process is skipped that a rule for control groups might match.
+/// Reason for skipping a process that a rule for control groups might match.
 const UNKNOWN_GROUP: &str =
     "its control group cannot be determined from this container, and a rule of the configuration skips groups";
-/// Processes remembered for a program.
+/// Maximum number of processes remembered for a program.
 const PROCESSES_MAX: usize = 16;
 
-/// What the recordings so far have shown. Outlives them, and the configuration.
+/// Results of the recordings so far, which outlive the recordings and the configuration.
 #[derive(Clone, Debug, Default)]
 pub(super) struct History(Arc<Mutex<State>>);
 
@@ -33,7 +33,7 @@ struct State {
     current: HashMap<Pid, (Identity, Program, Engine)>,
 }
 
-/// A program, where it runs: the same in all its processes of a service or a container.
+/// A program and its control group: the same in all processes of a service or a container.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Program {
     comm: String,
@@ -44,9 +44,9 @@ struct Program {
 #[derive(Clone, Debug)]
 struct Hot {
     until: Instant,
-    /// Recordings in succession in which it was exceeded.
+    /// Number of recordings in succession in which the budget was exceeded.
     count: u32,
-    /// It was exceeded with the inline engine, too.
+    /// Whether the budget was exceeded with the inline engine, too.
     is_inline: bool,
     processes: Vec<Identity>,
 }
@@ -55,21 +55,21 @@ impl Hot {
     fn add(&mut self, identity: Identity, engine: Engine) {
         if !self.processes.contains(&identity) {
             self.processes.push(identity);
-            // Those that have exited must not accumulate.
+            // Processes that have exited must not accumulate.
             let excess = self.processes.len().saturating_sub(PROCESSES_MAX);
             self.processes.drain(..excess);
         }
         self.is_inline |= engine == Engine::Inline;
     }
 
-    /// One of several processes may be the only hot one; after two, all are taken to be.
+    /// Whether a process counts as hot. One of several processes may be the only hot one; after two, all are taken to be.
     fn includes(&self, identity: Identity) -> bool {
         self.processes.len() > 1 || self.processes.contains(&identity)
     }
 }
 
 impl History {
-    /// The policy of one recording.
+    /// Returns the policy of one recording.
     pub(super) fn policy(&self, config: &Config) -> Rules {
         self.state().current.clear();
         Rules {
@@ -80,11 +80,11 @@ impl History {
         }
     }
 
-    /// The recording has ended, in which these processes exceeded their budgets. Returns for each the time until it is
+    /// Notes the end of a recording in which these processes exceeded their budgets. Returns for each the time until it is
     /// recorded as before.
     pub(super) fn note(&self, exceeded: &[Pid], retry_after: Duration, now: Instant) -> Vec<(Pid, Duration)> {
         let mut state = self.state();
-        // One time, however many of its processes exceeded their budgets.
+        // A program gets one pause, however many of its processes exceeded their budgets.
         let mut pauses = HashMap::new();
         let noted = exceeded.iter().filter_map(|pid| {
             let (identity, program, engine) = state.current.get(pid)?.clone();
@@ -95,7 +95,7 @@ impl History {
             Some((*pid, pause))
         });
         let noted = noted.collect();
-        // Those that were recorded again within their budgets start anew.
+        // Programs that were recorded again within their budgets start anew.
         let State { programs, current } = &mut *state;
         programs.retain(|program, hot| hot.until > now || !current.values().any(|(_, own, _)| own == program));
         noted
@@ -107,7 +107,8 @@ impl History {
 }
 
 impl State {
-    /// A recording in which processes of the program exceeded their budgets. Returns the time until it is recorded as before.
+    /// Notes a recording in which processes of the program exceeded their budgets. Returns the time until it is recorded as
+    /// before.
     fn exceeded(&mut self, program: &Program, retry_after: Duration, now: Instant) -> Duration {
         if self.programs.len() >= PROGRAMS_MAX && !self.programs.contains_key(program) {
             let soonest = self.programs.iter().min_by_key(|(_, hot)| hot.until).map(|(program, _)| program.clone());
@@ -122,7 +123,7 @@ impl State {
     }
 }
 
-/// The rules of a configuration, and the history.
+/// The rules of a configuration, with the history.
 #[derive(Debug)]
 pub(super) struct Rules {
     history: History,
@@ -141,7 +142,7 @@ impl Rules {
     fn decide(&self, facts: &ProcessFacts, cgroups: &[Membership], now: Instant) -> Treatment {
         let names = facts.names();
         let is_unknown = cgroups.is_empty() || cgroups.iter().any(|group| is_relative(&group.path));
-        // What is to be left alone must not be recorded because that cannot be evaluated.
+        // A process that a rule may skip must not be recorded because the rule cannot be evaluated.
         let may_skip = |rule: &Rule| is_unknown && rule.engine.is_none() && !rule.cgroups.is_empty();
         let matches = |rule: &&Rule| {
             rule.commands.iter().any(|pattern| pattern.matches(&names))

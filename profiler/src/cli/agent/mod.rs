@@ -1,4 +1,4 @@
-//! `heapbpf agent`: records all processes for a part of the time, within budgets, until it is stopped.
+//! Command `heapbpf agent`: records all processes for a part of the time, within budgets, until it is stopped.
 
 mod config;
 mod history;
@@ -82,21 +82,21 @@ pub(super) fn run(args: &AgentArgs) -> Result<u8> {
 
 struct Agent {
     orders: watch::Receiver<Orders>,
-    /// In effect.
+    /// The configuration in effect.
     config: Arc<Config>,
-    /// The last one that was read: that in effect, unless its views could not be started.
+    /// The last configuration that was read: the one in effect, unless its views could not be started.
     read: Arc<Config>,
     history: History,
     schedule: Schedule,
     manager: Arc<ServiceManager>,
-    /// `None` where none are configured, and until those can be started that are.
+    /// Running views; `None` where none are configured, and until the configured ones can be started.
     views: Option<Views>,
     prepared: Arc<Prepared>,
-    /// `None` once a recording has succeeded: what fails later may be temporary.
+    /// Number of failures; `None` once a recording has succeeded: later failures may be temporary.
     failures: Option<u32>,
 }
 
-/// What a recording was like.
+/// Result of a recording.
 struct Outcome {
     snapshot: Arc<Snapshot>,
     cpu: Duration,
@@ -213,8 +213,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Starts the views of the configuration in effect where they do not run. What they need may be in use: recordings go on without
-    /// them.
+    /// Starts the views of the configuration in effect where they do not run. Their addresses or files may be in use: recordings
+    /// go on without them.
     fn restart_views(&mut self) {
         if self.views.is_none() {
             match start_views(&self.prepared) {
@@ -253,7 +253,7 @@ impl Agent {
             .await?;
         info!("recording {}", session.describe());
         let stop = async {
-            // Without the monitor, there is nothing to wait for.
+            // Without the monitor, the agent need not wait for a request.
             let _ = orders.wait_for(|orders| is_over(orders)).await;
         };
         session.run(stop, &mut control, &mut Events { views: self.views.as_ref() }).await?;
@@ -269,7 +269,7 @@ impl Agent {
     fn session_config(&self) -> SessionConfig {
         let Config { select, record, budget, duty, .. } = &*self.config;
         let rules = self.history.policy(&self.config);
-        // A recording may use what the pause saves.
+        // A recording may use the share that the pause saves.
         let share = duty.record.as_secs_f64() / duty.every.as_secs_f64();
         SessionConfig {
             selection: Selection {
@@ -337,7 +337,7 @@ impl Agent {
     }
 }
 
-/// Reasons without the numbers in them, such as PIDs, and how many processes each applies to; the most frequent first.
+/// Reasons for skipping without their numbers, such as PIDs, and to how many processes each applies; the most frequent first.
 fn skipped(others: &Others) -> Vec<(String, u64)> {
     let mut reasons: BTreeMap<String, u64> = BTreeMap::new();
     for skipped in &others.skipped {

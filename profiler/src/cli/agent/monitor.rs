@@ -1,4 +1,4 @@
-//! What the agent is asked to do from outside: signals, the configuration file and the stop file.
+//! Requests to the agent from outside: signals, the configuration file and the stop file.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,20 +15,20 @@ use super::config::Config;
 use super::notify::ServiceManager;
 use crate::shown::Shown;
 
-/// Period of reading whether the stop file exists.
+/// Period of checking whether the stop file exists.
 const STOP_FILE_PERIOD: Duration = Duration::from_secs(1);
 
 #[derive(Clone)]
 pub(super) struct Orders {
     pub(super) stop: bool,
-    /// The stop file exists.
+    /// Whether the stop file exists.
     pub(super) is_halted: bool,
     pub(super) config: Arc<Config>,
-    /// What the configuration's views are started with.
+    /// Prepared views of the configuration.
     pub(super) views: Arc<Prepared>,
 }
 
-/// Monitors on a task of the present runtime: it notifies the watchdog only as long as that runtime makes progress.
+/// Monitors requests on a task of the present runtime: it notifies the watchdog only as long as that runtime makes progress.
 pub(super) fn monitor(
     path: PathBuf,
     config: Arc<Config>,
@@ -77,7 +77,7 @@ fn reload(path: &Path, orders: &watch::Sender<Orders>, manager: &ServiceManager)
     }
 }
 
-/// Reads the configuration, and the files that it names: all of them can be used, or it fails.
+/// Reads the configuration, and the files that it names. Fails if any of them cannot be used.
 pub(super) fn read(path: &Path) -> Result<(Arc<Config>, Arc<Prepared>)> {
     let config = Config::read(path)?;
     let views = config.views()?.prepare()?;

@@ -17,13 +17,13 @@ impl ServiceManager {
     pub(super) fn connect() -> Self {
         let socket = std::env::var_os("NOTIFY_SOCKET").and_then(|path| connect(path.as_bytes()).ok());
         let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
-        // The variables of a parent that is a service are not for this process.
+        // The variables of a parent that is a service do not apply to this process.
         let is_own = number("WATCHDOG_PID").is_none_or(|pid| pid == u64::from(std::process::id()));
         let watchdog = number("WATCHDOG_USEC").filter(|_| is_own).map(Duration::from_micros);
         Self { socket, watchdog }
     }
 
-    /// Errors are ignored: the agent works without a service manager.
+    /// Sends a message. Errors are ignored: the agent works without a service manager.
     pub(super) fn notify(&self, message: &str) {
         if let Some(socket) = &self.socket {
             let _ = socket.send(message.as_bytes());
@@ -40,7 +40,7 @@ impl ServiceManager {
     }
 }
 
-/// A path, or, after `@`, a name in the abstract namespace.
+/// Connects to a path, or, after `@`, to a name in the abstract namespace.
 fn connect(path: &[u8]) -> io::Result<UnixDatagram> {
     let address = match path.strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name)?,

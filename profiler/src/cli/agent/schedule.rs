@@ -1,16 +1,16 @@
-//! When the agent records: a part of each period, at a random time within it.
+//! Times at which the agent records: a part of each period, at a random time within it.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::Duration;
 
 use super::config::Duty;
 
-/// Periods follow each other without gaps; each draws its own time, so that jobs which recur at a fixed time of the hour are
-/// met in proportion to their duration, and hosts do not record at the same time.
+/// Schedule of recordings. Periods follow each other without gaps; each has a random time of its own, so that jobs which recur at
+/// a fixed time of the hour are met in proportion to their duration, and hosts do not record at the same time.
 #[derive(Debug)]
 pub(super) struct Schedule {
     duty: Duty,
-    /// From the end of the last recording to the end of its period.
+    /// Time from the end of the last recording to the end of its period.
     rest: Duration,
 }
 
@@ -19,7 +19,7 @@ impl Schedule {
         Self { duty, rest: Duration::ZERO }
     }
 
-    /// The pause before the next recording. `random` is uniform between 0 and 1.
+    /// Returns the pause before the next recording. `random` is uniform between 0 and 1.
     pub(super) fn next_pause(&mut self, random: f64) -> Duration {
         let offset = self.duty.every.saturating_sub(self.duty.record).mul_f64(random.clamp(0.0, 1.0));
         let pause = std::mem::take(&mut self.rest) + offset;
@@ -34,13 +34,13 @@ impl Schedule {
         extension
     }
 
-    /// `None` if recordings follow each other without a pause, so that one is enough.
+    /// Duration of a recording; `None` if recordings follow each other without a pause, so that one is enough.
     pub(super) fn duration(&self) -> Option<Duration> {
         (self.duty.record < self.duty.every).then_some(self.duty.record)
     }
 }
 
-/// Uniform between 0 and 1, of the operating system's randomness.
+/// Returns a random number, uniform between 0 and 1, of the operating system's randomness.
 #[expect(clippy::cast_precision_loss, reason = "53 bits are enough")]
 pub(super) fn random() -> f64 {
     // Each state has new keys, and those of the first are the operating system's.

@@ -1,4 +1,4 @@
-//! The files that a recording writes, and their names if the user has given none.
+//! Output files of a recording, and their names if the user has given none.
 
 use std::path::{Path, PathBuf};
 
@@ -48,7 +48,7 @@ pub(super) fn outputs(args: &RecordArgs, pids: &[Pid]) -> Result<Vec<Output>> {
     paths.iter().filter(|path| !is_recording(path)).map(|path| open(path)).collect()
 }
 
-/// A table of windows would count the peak besides them.
+/// Whether a report of the peak is written. A table of windows would count the peak besides them.
 pub(super) fn has_peak(path: &Path, forced: Option<Format>) -> bool {
     forced.or_else(|| Format::of_path(path).ok()) != Some(Format::Parquet)
 }

@@ -29,14 +29,14 @@ impl ProcessCopy for ForkCopy {
     }
 }
 
-/// Environment variable of another process: the process to copy.
+/// Environment variable with the pid of the process that another process of this test is to copy.
 const PID: &str = "HEAPBPF_TEST_PID";
 /// Address of the counters.
 const COUNTS: TargetAddr = TargetAddr(0x1000_0000);
-/// Pages that a fork does not copy, and that it empties.
+/// Addresses of pages that a fork does not copy, and of pages that it empties.
 const NOT_COPIED: TargetAddr = TargetAddr(0x2000_0000);
 const EMPTIED: TargetAddr = TargetAddr(0x3000_0000);
-/// Memory of a given size that the program fills.
+/// Address of memory of a given size that the program fills.
 const FILLED: TargetAddr = TargetAddr(0x10_0000_0000);
 
 const NOTICES: &str = r#"
@@ -186,7 +186,7 @@ impl Noticing {
         Pid(self.child.id())
     }
 
-    /// Checks that it has noticed nothing.
+    /// Checks that the program has noticed nothing.
     fn check_end(mut self) {
         drop(self.input.take());
         assert_eq!(self.child.wait().expect("a child").code(), Some(6));
@@ -229,7 +229,7 @@ impl All {
         }
     }
 
-    /// Registers and signal masks.
+    /// Returns the registers and the signal mask of each thread.
     fn states(&self) -> Vec<(Registers, u64)> {
         let state = |thread: &StoppedThread| {
             let (registers, blocked) = (thread.tracee.registers(), thread.tracee.blocked_signals());
@@ -256,13 +256,13 @@ fn page(start: TargetAddr) -> Span {
     start..TargetAddr(start.0 + 4096)
 }
 
-/// Whether it runs. A zombie does not: its new parent may reap it later.
+/// Returns whether a process runs. A zombie does not: its new parent may reap it later.
 fn is_running(pid: Pid) -> bool {
     read_to_string(format!("/proc/{pid}/status"))
         .is_ok_and(|status| !status.contains("State:\tZ") && !status.contains("State:\tX"))
 }
 
-/// A counter of the process, not of its copy.
+/// Reads a counter of the process, not of its copy.
 fn count(pid: Pid, index: u64) -> u64 {
     let mut bytes = [0; 8];
     crate::linux::process_memory::read(pid, &[(COUNTS.0 + 8 * index, 8)], &mut bytes).expect("it runs");
@@ -279,7 +279,7 @@ fn a_copy_preserves_memory() {
     let before = [word(1), word(2)];
     wait_until("both threads count", || count(program.pid(), 1) != before[0] && count(program.pid(), 2) != before[1]);
     assert_eq!([word(1), word(2), word(511)], [before[0], before[1], 0x1234_5678_90ab_cdef]);
-    // Neither for a thread with an empty cache.
+    // A thread with an empty cache reads the same values.
     let other = std::thread::scope(|scope| scope.spawn(|| [word(1), word(2)]).join().expect("no panic"));
     assert_eq!(other, before);
     assert_eq!(
@@ -304,7 +304,7 @@ fn a_process_is_collected_from_a_copy() {
     let word = |index: u64| collected.memory.word(TargetAddr(COUNTS.0 + 8 * index));
     let before = word(1).expect("there");
     wait_until("a thread counts", || count(program.pid(), 1) != before);
-    // Read by another thread, with an empty cache.
+    // Another thread, which has an empty cache, reads the same words.
     let other = std::thread::scope(|scope| scope.spawn(|| word(1)).join().expect("no panic"));
     assert_eq!((other, word(511)), (Some(before), Some(0x1234_5678_90ab_cdef)));
     assert_eq!((stopped_threads, collected.threads.len(), collected.unread_bytes), (3, 3, 0));
@@ -332,7 +332,7 @@ fn a_process_notices_nothing() {
     program.check_end();
 }
 
-/// Signal masks of all threads.
+/// Returns the signal masks of all threads.
 fn masks(pid: Pid) -> Vec<String> {
     let mask = |tid: Tid| {
         let status = read_to_string(format!("/proc/{pid}/task/{}/status", tid.0)).expect("it runs");
@@ -341,13 +341,13 @@ fn masks(pid: Pid) -> Vec<String> {
     stat::threads(pid).expect("it runs").into_iter().map(mask).collect()
 }
 
-/// Has each thread of the process begin or make a system call, and one of them the first one. Then the tracing thread ends, so that
-/// the kernel detaches.
+/// Makes each thread of the process begin or make a system call. Then the tracing thread ends, so that the kernel detaches from
+/// the threads.
 fn abandon(pid: Pid, round: u32) {
     let all = All::hold(pid);
     let mapped = regions(pid).expect("it runs");
     let first = usize::try_from(round).expect("small") % all.0.len();
-    // Its frame stays where the others have had theirs.
+    // The frame of the thread that goes last stays where the frames of the others have been.
     let mut order: Vec<&StoppedThread> = all.0.iter().collect();
     order.swap(first, all.0.len() - 1);
     for (index, held) in order.into_iter().enumerate() {
@@ -376,7 +376,7 @@ fn abandon(pid: Pid, round: u32) {
 fn threads_restore_themselves_if_their_tracer_is_killed() {
     let program = Noticing::start(&["all"]);
     let pid = program.pid();
-    // Each of up to four threads is the first one in each kind of round, twice.
+    // Each of up to four threads goes first in each kind of round, twice.
     for round in 0..24 {
         std::thread::spawn(move || abandon(pid, round)).join().expect("no panic");
         let counts = [0, 1, 2].map(|index| count(pid, index));

@@ -5,7 +5,7 @@ use crate::linux::arch::INSTRUCTION_ALIGNMENT;
 use crate::linux::proc::maps::Region;
 use crate::linux::process_memory;
 
-/// Limit of all that is read for one search.
+/// Maximum number of bytes that are read for one search.
 pub(super) const BYTES_MAX: u64 = 16 << 20;
 
 const PIECE_BYTES: u64 = 64 << 10;

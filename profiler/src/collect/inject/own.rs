@@ -1,5 +1,5 @@
 //! The mapping that an injected thread has for the length of its calls: arguments in memory, and the frame with which it restores
-//! itself. Only the calls that create and remove it have this frame elsewhere ([`place`](super::place)).
+//! itself. Only the calls that create and remove the mapping have this frame elsewhere ([`place`](super::place)).
 
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -10,7 +10,7 @@ use crate::linux::arch::FRAME_ALIGNMENT;
 use crate::linux::memory::page_bytes;
 use crate::linux::proc::writable;
 
-/// Space for arguments of system calls.
+/// Size of the space for arguments of system calls.
 const SCRATCH_BYTES: usize = 1024;
 
 impl InjectedThread {
@@ -33,7 +33,7 @@ impl InjectedThread {
         way_back: &WayBack,
         find: &dyn Fn(u64) -> Option<u64>,
     ) -> Result<(), ForkError> {
-        // Registers of an unknown form.
+        // The registers are of an unknown form.
         let Some(frame) = self.frame(0, way_back.restorer) else { return Ok(()) };
         let size_bytes = frame.len() as u64;
         let address = find(size_bytes).ok_or(ForkError::NoStack(self.pid))?;
@@ -50,7 +50,7 @@ impl InjectedThread {
         Some(words.into_iter().flat_map(u64::to_ne_bytes).collect())
     }
 
-    /// From the next call on, the thread restores itself with this frame.
+    /// Writes a frame, with which the thread restores itself from the next call on.
     fn write_frame(&mut self, address: u64, restorer: u64) -> io::Result<()> {
         let frame = self.frame(address, restorer).ok_or(io::ErrorKind::InvalidData)?;
         self.write(address, &frame)?;
@@ -72,21 +72,21 @@ impl InjectedThread {
         self.own = Some((address, size_bytes));
         if let Some((_, restorer)) = self.way_back {
             self.write_frame(address + SCRATCH_BYTES as u64, restorer)?;
-            // Nothing needs the first frame any more once the registers lead to this one, whatever call is made with them.
+            // The first frame is unused once the registers lead to this one, whatever call is made with them.
             self.prepare(libc::SYS_getppid, [0; 6])?;
             self.clear_outer()?;
         }
         Ok(())
     }
 
-    /// Address of the space for arguments, of a KiB.
+    /// Address of the space for arguments, which has a KiB.
     pub(crate) fn scratch(&self) -> u64 {
         self.own.map_or(0, |(address, _)| address)
     }
 
     /// Restores the thread. Errors are those of its registers: it may keep the mapping.
     pub(super) fn leave(&mut self) -> io::Result<()> {
-        // One that still makes a call needs its frame.
+        // A thread that still makes a call needs its frame.
         if !self.runs
             && let Err(error) = self.unmap_own()
         {
@@ -109,7 +109,7 @@ impl InjectedThread {
         Ok(())
     }
 
-    /// The memory was zero before, or did not exist.
+    /// Clears the frame for the first and the last call. Its memory was zero before, or did not exist.
     fn clear_outer(&self) -> io::Result<()> {
         let Some((address, size_bytes)) = self.outer else { return Ok(()) };
         self.write(address, &vec![0; usize::try_from(size_bytes).unwrap_or(0)])

@@ -1,9 +1,9 @@
-//! Memory of a process for the frame of the first injected call, which maps the rest, and of the last one, which unmaps it.
+//! Memory of a process for the frame of the first injected call, which maps the rest, and of the last call, which unmaps it.
 //!
-//! It is at the lower end of the first thread's stack, the only one whose bounds the kernel knows. The thread that makes the calls
-//! may be on another stack, of which nothing is known: that of a coroutine or a signal handler, with other data right below it.
-//! Nothing can be in the memory that is chosen: it is below all stack pointers, far enough to stay unused for the length of a call,
-//! and either consists of zeros, to which it is reset, or was not mapped before: the kernel extends the stack for it.
+//! The frame is at the lower end of the first thread's stack, the only stack whose bounds the kernel knows. The thread that makes
+//! the calls may be on another stack, of which nothing is known: that of a coroutine or a signal handler, with other data right
+//! below it. The chosen memory cannot contain data: it is below all stack pointers, far enough to stay unused for the length of a
+//! call, and either consists of zeros, to which it is reset, or was not mapped before: the kernel extends the stack for it.
 
 use crate::collect::process::StoppedThread;
 use crate::linux::memory::page_bytes;
@@ -11,14 +11,15 @@ use crate::linux::proc::maps::{Region, RegionKind};
 
 use super::code::read;
 
-/// Space between the frame and a stack pointer of the stack, which the thread may use before another has returned from its call if
-/// this process is killed.
+/// Space between the frame and a stack pointer of the stack. The thread may use it before another thread has returned from its
+/// call if this process is killed.
 const DISTANCE_BYTES: u64 = 16 << 10;
 
 /// Space that the kernel keeps below a stack (`stack_guard_gap` in mm/mmap.c).
 const GUARD_BYTES: u64 = 1 << 20;
 
-/// Returns where a frame of this size can be written while all threads of the process are held. `chosen` is to make the calls.
+/// Returns an address at which a frame of this size can be written while all threads of the process are held. `chosen` is to make
+/// the calls.
 pub(crate) fn find(
     chosen: &StoppedThread,
     threads: &[StoppedThread],
@@ -30,7 +31,7 @@ pub(crate) fn find(
     let pointer =
         |held: &StoppedThread| held.tracee.registers().ok().flatten().map(|registers| registers.stack_pointer());
     let is_inside = |pointer: &u64| (stack.start.0..stack.end.0).contains(pointer);
-    // One that was killed has no registers.
+    // A thread that was killed has no registers.
     let lowest = threads.iter().filter_map(pointer).filter(is_inside).min();
     let free_until = lowest.unwrap_or(stack.end.0).saturating_sub(DISTANCE_BYTES);
     let below = at.checked_sub(1).map_or(0, |below| mapped[below].end.0);
@@ -42,7 +43,8 @@ pub(crate) fn find(
     inside.filter(|&address| is_empty(address)).or(extended)
 }
 
-/// Returns the address at the lower end of a stack and the one below it, where there is room. `below` is the end of the next mapping.
+/// Returns the address at the lower end of a stack and the one below it, where there is space. `below` is the end of the next
+/// mapping.
 fn places(start: u64, free_until: u64, below: u64, size_bytes: u64) -> [Option<u64>; 2] {
     let size_bytes = size_bytes.next_multiple_of(page_bytes());
     let inside = Some(start).filter(|start| start.saturating_add(size_bytes) <= free_until);

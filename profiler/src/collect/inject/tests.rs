@@ -7,7 +7,8 @@ use crate::collect::tests::fixture::Subject;
 use crate::ids::Pid;
 use crate::linux::proc::maps::{RegionKind, regions};
 
-/// Makes a call that waits. Writes its result, whether it was interrupted, and whether the handler of SIGUSR1 has run.
+/// A program that makes a call that waits. It writes the call's result, whether it was interrupted, and whether the handler of
+/// SIGUSR1 has run.
 const WAITS: &str = r#"
 #include <sys/epoll.h>
 #include <time.h>
@@ -31,7 +32,7 @@ int main(int count, char **arguments) {
 }
 "#;
 
-/// A program that waits.
+/// Starts a program and waits until it waits in its call.
 fn waiting(arguments: &[&str]) -> Subject {
     let mut subject = Subject::start_with(WAITS, arguments, "gcc");
     assert_eq!(subject.line(), "ready");
@@ -78,7 +79,7 @@ fn a_call_with_a_timeout_continues_with_the_time_that_is_left() {
     }
 }
 
-/// Goes deep into its stack, and returns. All of the stack's lowest pages has been used.
+/// A program that goes deep into its stack and returns, so that all of the stack's lowest pages have been used.
 const DEEP: &str = r#"
 static volatile char *lowest;
 __attribute__((noinline)) static int deepens(int left) {
@@ -96,7 +97,7 @@ int main(void) {
 }
 "#;
 
-/// Start and contents of the first thread's stack.
+/// Returns the start and the contents of the first thread's stack.
 fn stack(pid: Pid) -> (u64, Vec<u8>) {
     let mapped = regions(pid).expect("it lives");
     let stack = mapped.iter().find(|region| region.kind == RegionKind::Stack).expect("it has one");

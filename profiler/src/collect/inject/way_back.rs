@@ -9,15 +9,15 @@ use crate::linux::proc::maps::{Region, RegionKind};
 use crate::linux::proc::process;
 use crate::linux::ptrace::Tracee;
 
-/// Code of the process by which a thread restores itself after a system call if its tracer is killed: it returns to the end of a
-/// signal handler, with a frame that contains its former state.
+/// Code of a process by which a thread restores itself after a system call if its tracer is killed: the thread returns to the end
+/// of a signal handler, with a frame that contains its former state.
 pub(crate) struct WayBack {
     pub(crate) instruction: u64,
     pub(super) restorer: u64,
 }
 
 impl WayBack {
-    /// `None` without such code, and for threads with a shadow stack, on which the return would fail.
+    /// Finds the code. `None` without such code, and for threads with a shadow stack, on which the return would fail.
     pub(crate) fn find(pid: Pid, tracee: &Tracee, mapped: &[Region]) -> io::Result<Option<Self>> {
         let status = process::thread_status(pid, tracee.tid())?;
         if arch::has_shadow_stack(&status, tracee) {
@@ -34,7 +34,7 @@ impl WayBack {
             _ => false,
         };
         let (libc, mut others): (Vec<&Region>, Vec<&Region>) = mapped.iter().filter(is_code).partition(is_libc);
-        // The kernel's code is short, and has the end of signal handlers on some processors.
+        // The kernel's code is searched first: it is short, and has the end of signal handlers on some processors.
         others.sort_by_key(|region| region.kind != RegionKind::Kernel);
         let mut left_bytes = BYTES_MAX;
         let mut find = |code: &[u8]| {

@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::collect::tests::fixture::Subject;
 
-/// More than four MiB, of which every hundredth page is unmapped and the next one protected; then the same size with
-/// every second page unmapped.
+/// A program with more than four MiB, of which every hundredth page is unmapped and the next one protected, and with as much
+/// memory of which every second page is unmapped.
 const HOLES: &str = r#"
 int main(void) {
     enum { PAGES = 1200 };

@@ -1,11 +1,11 @@
-//! Tests with pages of real processes, found in both ways.
+//! Tests with pages of real processes, which are found in both ways.
 
 use super::super::stop::Stopped;
 use super::*;
 use crate::collect::tests::fixture::Subject;
 use crate::linux::proc::maps::{region_of, regions};
 
-/// Mappings of many kinds, each of four pages of which the second is written.
+/// A program with mappings of many kinds, each of four pages, of which the second is written.
 const KINDS: &str = r#"
 #include <fcntl.h>
 static char *map(int protection, int flags, int file) {
@@ -33,7 +33,7 @@ int main(int argc, char **argv) {
 }
 "#;
 
-/// Indexes of the reported pages at an address.
+/// Returns the indexes of the reported pages of the mapping at an address.
 fn pages_at(touched: &Touched, start: u64) -> Vec<u64> {
     let address = |page: u64| TargetAddr(start + page * 4096);
     (0..4).filter(|&page| touched.spans.iter().any(|span| span.contains(&address(page)))).collect()

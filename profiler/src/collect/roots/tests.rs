@@ -1,4 +1,4 @@
-//! Tests with synthetic memory, and with that of glibc and musl.
+//! Tests with synthetic memory, and with memory of programs that use glibc and musl.
 
 use proptest::prelude::*;
 
@@ -30,7 +30,7 @@ fn thread(tid: u32, stack_pointer: u64, thread_pointer: u64) -> ThreadState {
     }
 }
 
-/// Pieces of memory, with these words in it.
+/// Pieces of memory that contain these words.
 fn memory(spans: &[(u64, u64)], words: &[(u64, u64)]) -> Copied {
     Copied::new(spans.iter().map(|&(start, end)| {
         let mut bytes = vec![0_u8; usize::try_from(end - start).expect("small")];
@@ -68,12 +68,12 @@ fn the_first_stack_counts_from_the_stack_pointer() {
     // On an unknown stack, such as of a coroutine or for signals, everything counts, including the ordinary stack.
     check(&[thread(1, 0x2000, 0)], &regions, &memory, &[], &whole);
     check(&[thread(1, 0, 0)], &regions, &memory, &[], &whole);
-    // Two threads: the lower stack pointer.
+    // With two threads, the lower stack pointer counts.
     let two = [thread(1, 0x18000, 0), thread(2, 0x14000, 0)];
     check(&two, &regions, &memory, &[], &[whole[0], (0x14000 - RED_ZONE_BYTES, 0x20000)]);
 }
 
-/// What identifies the control block of a running thread, whose thread pointer is [`POINTER`].
+/// Words by which the control block of a running thread is recognized; its thread pointer is [`POINTER`].
 #[cfg(target_arch = "x86_64")]
 fn running(block: u64) -> Vec<(u64, u64)> {
     vec![(block, block)]
@@ -102,7 +102,7 @@ fn the_control_block_defines_the_stack_of_a_thread() {
     // Memory below the stack in the same mapping is not excluded.
     let expected = [(0x10000, 0x20000), (0x28000 - RED_ZONE_BYTES, 0x40000)];
     check(&[thread(2, 0x28000, pointer)], &regions, &known, &[], &expected);
-    // Nor is memory below the mapping.
+    // Memory below the mapping is not excluded either.
     let [guard, stack] = [(0x10000, 0x24000), (0x24000, 0x40000)];
     let two = [anonymous(guard.0, guard.1), anonymous(stack.0, stack.1)];
     check(
@@ -112,10 +112,10 @@ fn the_control_block_defines_the_stack_of_a_thread() {
         &[],
         &[(0x10000, 0x24000), (0x28000 - RED_ZONE_BYTES, 0x40000)],
     );
-    // On another stack in the same mapping: everything counts.
+    // If the stack pointer is on another stack in the same mapping, everything counts.
     check(&[thread(2, 0x18000, pointer)], &regions, &known, &[], &spans);
     check(&[thread(2, 0x38000, pointer)], &regions, &known, &[], &spans);
-    // An inconsistent control block: everything counts.
+    // If the control block is inconsistent, everything counts.
     for missing in 0..words.len() {
         let mut words = words.clone();
         words.remove(missing);
@@ -139,7 +139,7 @@ fn the_control_block_defines_the_stack_of_a_thread() {
     }
 }
 
-/// The control block of an exited thread, in a list of two.
+/// Words of the control block of an exited thread, which is in a list of two.
 fn ended(tid: u64) -> Vec<(u64, u64)> {
     let (block, links, head) = (0x2f700, 0x2f700 + PTHREAD_LIST_OFFSET, 0x50000);
     let line = block + MARK_OFFSET;
@@ -171,9 +171,9 @@ fn stacks_of_exited_threads_are_excluded() {
         }
         kept => check(&[], &joined, &[(0x10000, 0x20000), (kept.start, 0x40000), head]),
     }
-    // Not joined: its return value is in the block.
+    // The return value of a thread that was not joined is in its control block.
     check(&[], &ended(0), &[(0x10000, 0x20000), (0x2f700, 0x40000), head]);
-    // Detached: nobody can have it.
+    // Nobody can read the return value of a detached thread.
     let kept = arch::kept_of_ended(0x2f700, None, true);
     for field in [0x2f700 + 0x690 - 0x70, 0x2f700 + 0x690 - 0x68] {
         let detached = [ended(0), vec![(field, 0x2f700)]].concat();
@@ -182,11 +182,11 @@ fn stacks_of_exited_threads_are_excluded() {
             false => check(&[], &detached, &[(0x10000, 0x20000), (kept.start, 0x40000), head]),
         }
     }
-    // Its argument, or another thread that joins it.
+    // The block has the thread's argument, or another thread joins it.
     for other in [(0x2f700 + 0x690 - 0x50, 0x2f700), (0x2f700 + 0x690 - 0x70, 0x50000)] {
         check(&[], &[ended(0), vec![other]].concat(), &[(0x10000, 0x20000), (0x2f700, 0x40000), head]);
     }
-    // It runs, or another thread is on its stack.
+    // The thread runs, or another thread is on its stack.
     check(&[], &ended(77), &spans);
     check(&[thread(3, 0x28000, 0)], &ended(0), &spans);
     check(&[thread(3, 0, 0x2f700)], &ended(0), &spans);
@@ -199,7 +199,7 @@ fn stacks_of_exited_threads_are_excluded() {
     }
 }
 
-/// Running, exited and joined threads, with words on their stacks and return values.
+/// A program with running, exited and joined threads, which have words on their stacks and as return values.
 const THREADS: &str = r#"
 static __thread uint64_t in_tls;
 static uint64_t addresses[10];
@@ -268,7 +268,7 @@ fn check_real(compiler: &str, cached: bool) {
     // musl keeps the stack of a thread that was not joined, without a record that is read here.
     let expected = expected.iter().enumerate().map(|(index, &root)| root || index == 4 && !cached);
     assert_eq!(found, expected.collect::<Vec<_>>(), "{compiler}: {addresses:x?}");
-    // The return value in a control block.
+    // Checks the return value in a control block.
     let result = |block: u64| {
         let mut words = (block..block + 0x900).step_by(8);
         words.find(|&at| collected.memory.word(TargetAddr(at)) == Some(0x05ca_1ab1_e0dd_ba11))
@@ -326,7 +326,7 @@ fn frames_interrupted_by_a_signal_handled_on_the_same_stack_count() {
         check(&[thread(1, 0x18000, 0)], &regions, &memory(&[(0x10000, 0x20000)], words), &[], &[expected]);
     };
     let (whole, cut) = ((0x10000, 0x20000), (0x18000 - RED_ZONE_BYTES, 0x20000));
-    // An alternate stack from 0x17000 to 0x19000; the upper half of the flags word is not initialised.
+    // An alternate signal stack from 0x17000 to 0x19000; the upper half of the word with its flags is not initialised.
     on(&[(0x18100, 0x17000), (0x18108, 0xdead_0000_0000), (0x18110, 0x2000)], whole);
     // Another stack, a record outside of the frame, invalid flags, and an invalid size.
     on(&[(0x18100, 0x1a000), (0x18110, 0x2000)], cut);

@@ -30,7 +30,7 @@ impl StoppedProcess for Stopped {
     }
 }
 
-/// With no time left, all threads resume, whether they had stopped or not.
+/// If no time is left, all threads resume, whether they had stopped or not.
 #[test]
 fn a_stop_that_takes_too_long_is_abandoned() {
     let mut subject = Subject::with_threads(100);
@@ -261,7 +261,7 @@ fn an_existing_tracer_is_named() {
         assert!(matches!(error, CollectError::Traced { tracer: named, .. } if named == tracer), "{error}");
         drop(end);
     });
-    // The tracer's exit detaches it.
+    // The exit of the tracer detaches its tracee.
     subject.wait_for("TracerPid", "0");
     assert_eq!(stopped(&subject).held().len(), 1);
     subject.check_answers();
@@ -283,7 +283,7 @@ fn a_thread_in_an_uninterruptible_wait_is_named() {
     let mut subject = Subject::start(WAITS);
     assert_eq!(subject.line(), "ready");
     let pid = subject.pid();
-    // In a separate thread, whose exit detaches its tracees.
+    // The process is stopped by a separate thread, whose exit detaches its tracees.
     let error = std::thread::spawn(move || Stopped::new(pid, Vec::new()).map(drop)).join().expect("no panic");
     let error = error.expect_err("it waits in the kernel");
     assert!(matches!(error, CollectError::Stuck { tid, .. } if tid.0 == pid.0), "{error}");

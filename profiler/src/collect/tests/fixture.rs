@@ -26,7 +26,7 @@ const PROLOGUE: &str = r#"
 static void wait_for_word(void) { char c; do { if (read(0, &c, 1) == 0) _exit(3); } while (c != '\n'); }
 "#;
 
-/// N threads, including the first, all of which wait.
+/// A program with a given number of threads, including the first; all of them wait.
 const THREADS: &str = r#"
 static void *run(void *unused) { for (;;) pause(); return unused; }
 int main(int argc, char **argv) {
@@ -87,7 +87,7 @@ impl Subject {
         Pid(self.child.id())
     }
 
-    /// Reads the next line of its output.
+    /// Reads the next line of the program's output.
     pub(in crate::collect) fn line(&mut self) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).expect("it writes");
@@ -104,12 +104,12 @@ impl Subject {
         numbers.collect()
     }
 
-    /// Makes it continue.
+    /// Makes the program continue.
     pub(in crate::collect) fn say(&mut self) {
         self.input.write_all(b"\n").expect("it reads");
     }
 
-    /// Checks that it runs.
+    /// Checks that the program runs.
     pub(in crate::collect) fn check_answers(&mut self) {
         self.say();
         assert_eq!(self.line(), "on");
@@ -119,7 +119,7 @@ impl Subject {
         kill_process(crate::linux::pidfd::raw_pid(self.pid()).expect("a process"), signal).expect("it lives");
     }
 
-    /// Waits for its exit and returns its exit code.
+    /// Waits for the program's exit and returns its exit code.
     pub(in crate::collect) fn end(&mut self) -> Option<i32> {
         self.child.wait().expect("not reaped elsewhere").code()
     }
@@ -131,7 +131,7 @@ impl Subject {
         line.expect("a field").to_owned()
     }
 
-    /// Waits until a field of its status begins with `start`.
+    /// Waits until a field of the program's status begins with `start`.
     pub(crate) fn wait_for(&self, field: &str, start: &str) {
         while !self.status(field).starts_with(start) {
             std::thread::yield_now();
@@ -141,7 +141,7 @@ impl Subject {
 
 impl Drop for Subject {
     fn drop(&mut self) {
-        // It may have exited already.
+        // The program may have exited already.
         drop(self.child.kill());
         drop(self.child.wait());
     }

@@ -1,4 +1,4 @@
-//! Missing in the kernel, or not mounted.
+//! Refusals because a feature is missing in the kernel, or not mounted.
 
 use super::{ALL, ALL_BPF, Known, PROGRAMS, Refusal};
 use crate::doctor::environment::Kind;
@@ -37,7 +37,7 @@ impl Known<'_> {
         })
     }
 
-    /// `/proc/self` is missing too where `/proc` is of another PID namespace (proc(5)).
+    /// Refusal without procfs. `/proc/self` is missing too where `/proc` is of another PID namespace (proc(5)).
     pub(super) fn procfs(&self) -> Option<Refusal> {
         let is_missing = self.facts.error(source::PID_NAMESPACE) == Some(libc::ENOENT);
         is_missing.then(|| Refusal {
@@ -68,7 +68,8 @@ impl Known<'_> {
         })
     }
 
-    /// `LOCKDOWN_BPF_READ_KERNEL` is above `LOCKDOWN_INTEGRITY_MAX` (include/linux/security.h): level `integrity` allows it.
+    /// Refusal by lockdown. `LOCKDOWN_BPF_READ_KERNEL` is above `LOCKDOWN_INTEGRITY_MAX` (include/linux/security.h): level
+    /// `integrity` allows it.
     pub(super) fn lockdown(&self) -> Option<Refusal> {
         let level = self.facts.text(source::LOCKDOWN).map(selected_word);
         let withdrawn = self.facts.succeeds(Attempt::LoadProgram)
@@ -101,7 +102,8 @@ impl Known<'_> {
         })
     }
 
-    /// Before Linux 5.11, maps count as locked memory (`bpf_map_charge_init` in kernel/bpf/syscall.c).
+    /// Refusal by the limit of locked memory. Before Linux 5.11, maps count as locked memory (`bpf_map_charge_init` in
+    /// kernel/bpf/syscall.c).
     pub(super) fn memlock(&self) -> Option<Refusal> {
         let refused = self.facts.error(Attempt::CreateMap.describe());
         if !self.facts.succeeds(Attempt::LoadProgram) || refused != Some(libc::EPERM) {
@@ -122,7 +124,7 @@ impl Known<'_> {
         })
     }
 
-    /// Without the compiler, the verifier refuses tail calls in programs with functions (`fixup_call_args` in
+    /// Refusal without the JIT compiler: the verifier refuses tail calls in programs with functions (`fixup_call_args` in
     /// kernel/bpf/verifier.c; run 7.3).
     pub(super) fn jit(&self) -> Option<Refusal> {
         let is_off = self.facts.text(source::JIT) == Some("0");
@@ -165,7 +167,7 @@ impl Known<'_> {
         })
     }
 
-    /// `perf_uprobe_register` in kernel/events/core.c makes the directory, under CONFIG_UPROBE_EVENTS.
+    /// Refusal without uprobes. `perf_uprobe_register` in kernel/events/core.c creates the directory, under CONFIG_UPROBE_EVENTS.
     pub(super) fn uprobes(&self) -> Option<Refusal> {
         (self.facts.error(source::UPROBE_SOURCE) == Some(libc::ENOENT)).then(|| Refusal {
             id: "no_uprobes",

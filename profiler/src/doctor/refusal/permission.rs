@@ -1,4 +1,4 @@
-//! Refused by capabilities, namespaces, seccomp filters and security modules.
+//! Refusals by capabilities, namespaces, seccomp filters and security modules.
 
 use super::{ALL_BPF, Known, Refusal};
 use crate::doctor::environment::{Kind, in_initial_pid_namespace, in_initial_user_namespace};
@@ -7,7 +7,7 @@ use crate::doctor::trial::TrialKind;
 use crate::linux::attempt::Attempt;
 use crate::linux::feature::Feature;
 
-/// Bits of include/uapi/linux/capability.h, and whether CAP_SYS_ADMIN includes them.
+/// Names of capabilities, their bits in include/uapi/linux/capability.h, and whether CAP_SYS_ADMIN includes them.
 const NEEDED: [(&str, u32, bool); 3] =
     [("CAP_BPF", 39, true), ("CAP_PERFMON", 38, true), ("CAP_SYS_PTRACE", 19, false)];
 const SYS_ADMIN: u32 = 21;
@@ -24,7 +24,8 @@ const NEED_PERMISSION: &[TrialKind] = &[
 ];
 
 impl Known<'_> {
-    /// `bpf_capable` and `perfmon_capable` (include/linux/capability.h) check capabilities of the initial user namespace.
+    /// Refusal in a user namespace. `bpf_capable` and `perfmon_capable` (include/linux/capability.h) check capabilities of the
+    /// initial user namespace.
     pub(super) fn user_namespace(&self) -> Option<Refusal> {
         (!in_initial_user_namespace(self.facts)).then(|| Refusal {
             id: "user_namespace",
@@ -49,8 +50,8 @@ impl Known<'_> {
         NEEDED.into_iter().filter(is_missing).map(|(name, ..)| name).collect()
     }
 
-    /// `sudo` does not give capabilities that are not in the bounding set, and none with `no_new_privs`
-    /// (capabilities(7)).
+    /// Refusal for missing capabilities. `sudo` does not give capabilities that are not in the bounding set, and none with
+    /// `no_new_privs` (capabilities(7)).
     pub(super) fn capabilities(&self) -> Option<Refusal> {
         let missing = self.missing_from(source::EFFECTIVE);
         if missing.is_empty() {
@@ -101,7 +102,7 @@ impl Known<'_> {
         if in_initial_pid_namespace(self.facts) {
             return None;
         }
-        // A distribution is a container of WSL's (microsoft/WSL issues 12115 and 12408); its debug shell is outside.
+        // A distribution is a container of WSL's (microsoft/WSL issues 12115 and 12408); WSL's debug shell is outside.
         let wsl = self.is(Kind::Wsl2).then_some(
             "each distribution of WSL 2 has a PID namespace of its own: in Windows, run `wsl --debug-shell`, and there heapbpf \
              by its path below `/proc/PID/root` of a process of the distribution",
@@ -166,7 +167,7 @@ impl Known<'_> {
         })
     }
 
-    /// Probes by `uprobe_multi` links need no perf events.
+    /// Refusal of perf events by seccomp. Probes by `uprobe_multi` links need no perf events.
     pub(super) fn seccomp_perf(&self) -> Option<Refusal> {
         let (reason, evidence, remedy) = self.seccomp("perf_event_open", Attempt::ReachPerfEventOpen)?;
         Some(Refusal {
@@ -184,7 +185,7 @@ impl Known<'_> {
         })
     }
 
-    /// Nothing else is left that would refuse: `security_bpf`, `security_bpf_prog` (include/linux/security.h).
+    /// Refusal by a security module, if there is no other reason: `security_bpf`, `security_bpf_prog` (include/linux/security.h).
     pub(super) fn security_module(&self) -> Option<Refusal> {
         let refused = self.facts.error(Attempt::LoadProgram.describe());
         let is_refused = refused.is_some_and(|number| [libc::EPERM, libc::EACCES].contains(&number));
@@ -219,7 +220,7 @@ impl Known<'_> {
         })
     }
 
-    /// Scope 3 is permanent, and forbids what opens `/proc/PID/mem` too (`yama_ptrace_access_check` in
+    /// Refusal of tracing by Yama. Scope 3 is permanent, and forbids opening `/proc/PID/mem` too (`yama_ptrace_access_check` in
     /// security/yama/yama_lsm.c).
     pub(super) fn ptrace(&self) -> Option<Refusal> {
         let (reason, evidence, remedy) = match self.facts.text(source::PTRACE_SCOPE) {
@@ -241,7 +242,7 @@ impl Known<'_> {
         })
     }
 
-    /// Documentation/filesystems/proc.rst, "Mount options".
+    /// Refusal by the mount option `hidepid` of procfs (Documentation/filesystems/proc.rst, "Mount options").
     pub(super) fn hidepid(&self) -> Option<Refusal> {
         let options = self.facts.text(source::PROC_MOUNT)?;
         let is_hidden =

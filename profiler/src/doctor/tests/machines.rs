@@ -1,4 +1,4 @@
-//! What is recognized on machines of all kinds, by their facts. Each names where its facts are from.
+//! Tests of what is recognized by the facts of machines of all kinds. Each test names the source of its facts.
 
 use super::super::environment::{Kind, recognize};
 use super::super::facts::{Answer, Facts, source};
@@ -6,14 +6,14 @@ use super::super::refusal::{Refusal, refusals};
 use crate::linux::attempt::Attempt;
 use crate::report::check_table;
 
-/// A machine, as changes of another.
+/// A machine, described by the facts in which it differs from another.
 #[derive(Clone)]
 struct Machine(Vec<(&'static str, Answer)>);
 
 const ABSENT: Answer = Answer::Error(libc::ENOENT);
 
 impl Machine {
-    /// Root on a physical machine where all works. Attempts and system files as recorded on Linux 6.18.
+    /// Root on a physical machine where everything works, with attempts and system files as recorded on Linux 6.18.
     fn healthy() -> Self {
         let machine = Self(Vec::new())
             .text(source::RELEASE, "6.18.44")
@@ -66,7 +66,8 @@ impl Machine {
         self.answers(attempt, Answer::Error(number))
     }
 
-    /// The kernel refuses BPF to who lacks the capabilities (`bpf_prog_load`, `map_create` in kernel/bpf/syscall.c).
+    /// A machine whose kernel refuses BPF to users who lack the capabilities (`bpf_prog_load`, `map_create` in
+    /// kernel/bpf/syscall.c).
     fn without_bpf(self) -> Self {
         [Attempt::LoadProgram, Attempt::ReadKernelMemory, Attempt::CreateMap]
             .into_iter()
@@ -125,7 +126,7 @@ fn nothing_is_refused_to_root() {
     Machine::healthy().check(&[], &[]);
 }
 
-/// Recorded on Linux 6.18 with `setpriv --reuid=65534 --regid=65534 --clear-groups`.
+/// An unprivileged user, recorded on Linux 6.18 with `setpriv --reuid=65534 --regid=65534 --clear-groups`.
 fn unprivileged() -> Machine {
     Machine::healthy()
         .text(source::UID, "65534 65534 65534 65534")
@@ -142,7 +143,7 @@ fn users_are_told_to_use_sudo() {
     let refusal = user.refusal("capabilities");
     has(&refusal.text(), &["missing CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE", "run `sudo heapbpf --pid 1234`"]);
     has(&refusal.evidence.join("\n"), &["CapEff: 0000000000000000", "unprivileged_bpf_disabled: 2"]);
-    // CAP_SYS_ADMIN includes two of them.
+    // CAP_SYS_ADMIN includes two of the three capabilities.
     has(&user.text(source::EFFECTIVE, "0000000000200000").refusal("capabilities").reason, &["missing CAP_SYS_PTRACE"]);
 }
 
@@ -255,7 +256,7 @@ fn lxd_without_privileges() {
         .without_bpf();
     container.check(&[Kind::Lxc, Kind::UserNamespace], &["user_namespace", "pid_namespace"]);
     has(&container.remedy("user_namespace"), &["on the host", "sudo heapbpf --cgroup"]);
-    // LXC: `container=lxc` in the environment of PID 1.
+    // LXC has `container=lxc` in the environment of PID 1.
     let lxc = container.lacks(source::LXD).lacks(source::CONTAINER).text(source::INIT_CONTAINER, "lxc");
     assert_eq!(lxc.kinds(), [Kind::Lxc, Kind::UserNamespace]);
 }
@@ -291,7 +292,7 @@ fn wsl_2() {
         .exists(source::CPU_HYPERVISOR);
     wsl.check(&[Kind::Wsl2], &["pid_namespace"]);
     has(&wsl.remedy("pid_namespace"), &["wsl --debug-shell", "/proc/PID/root"]);
-    // Before 5.15.74 without BTF.
+    // Kernels before 5.15.74 have no BTF.
     let old = wsl
         .text(source::RELEASE, "5.10.16.3-microsoft-standard-WSL2")
         .text(source::PID_NAMESPACE, "pid:[4026531836]")
@@ -337,14 +338,14 @@ fn gvisor() {
         .refuses(Attempt::ReachBpf, libc::EPERM)
         .refuses(Attempt::ReachPerfEventOpen, libc::ENODEV);
     old.check(&[Kind::Gvisor], &["gvisor"]);
-    // With another version, by configuration.
+    // The version can be configured.
     let renamed = Machine::healthy().refuses(Attempt::ReachPerfEventOpen, libc::ENODEV);
     renamed.check(&[Kind::Gvisor], &["gvisor"]);
-    // A real 4.4 is none.
+    // A real 4.4 is not taken for gVisor.
     assert_eq!(Machine::healthy().text(source::RELEASE, "4.4.0").kinds(), []);
 }
 
-/// Recorded in a Firecracker guest, whose kernel has all that heapbpf needs.
+/// A Firecracker guest whose kernel has all that heapbpf needs, as recorded.
 fn firecracker() -> Machine {
     Machine::healthy()
         .text(source::ACPI, "FIRECK")
@@ -401,7 +402,7 @@ fn virtual_machines() {
     assert_eq!(name("Microsoft Corporation", "Virtual Machine"), "virtual machine (Hyper-V)");
     assert_eq!(name("VMware, Inc.", "VMware20,1"), "virtual machine (VMware)");
     assert_eq!(name("unknown", "unknown"), "virtual machine");
-    // No hypervisor: a metal instance of EC2, a Surface.
+    // No hypervisor: a metal instance of EC2, and a Surface.
     assert_eq!(Machine::healthy().text(source::DMI_VENDOR, "Amazon EC2").kinds(), []);
     // Documentation/ABI/stable/sysfs-hypervisor-xen
     assert_eq!(Machine::healthy().text(source::HYPERVISOR, "xen").kinds(), [Kind::VirtualMachine]);
@@ -426,7 +427,7 @@ fn kernel_lockdown() {
     // Without securityfs, what the kernel withdraws shows it.
     let unmounted = confidentiality.lacks(source::LOCKDOWN).lacks(source::COMMAND_LINE);
     unmounted.check(&[], &["lockdown"]);
-    // Without the permission to load programs, that shows nothing.
+    // If no program may be loaded at all, a failure to load one that reads kernel memory is no evidence of lockdown.
     assert!(!unprivileged().lacks(source::LOCKDOWN).refusals().iter().any(|refusal| refusal.id == "lockdown"));
 }
 
@@ -456,7 +457,7 @@ fn seccomp_filters() {
     let refusal = unit.refusal("seccomp_bpf");
     has(&refusal.reason, &["kills processes that call `bpf`"]);
     has(&refusal.remedy, &["systemctl edit UNIT", "SystemCallFilter="]);
-    // Recorded: `ptrace` and `perf_event_open` alone, which recordings can do without.
+    // Recorded with a filter that refuses `ptrace` and `perf_event_open` alone, which recordings do not need.
     let others = Machine::healthy()
         .text(source::SECCOMP, "2")
         .refuses(Attempt::ReachPerfEventOpen, libc::ENOSYS)
@@ -465,7 +466,7 @@ fn seccomp_filters() {
     assert!(others.refusals().iter().all(|refusal| !refusal.prevents));
 }
 
-/// One machine for each refusal, those of containers first.
+/// Returns one machine for each refusal; those of containers come first.
 fn all() -> Vec<Machine> {
     let with = |source: &'static str, text: &str| Machine::healthy().text(source, text);
     let lacking = |sources: &[&'static str]| sources.iter().fold(Machine::healthy(), |machine, at| machine.lacks(at));

@@ -24,7 +24,7 @@ const LISTENS_WITHIN: Duration = Duration::from_secs(3);
 const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(20);
 const ANSWER_BYTES_MAX: u64 = 1 << 16;
-/// Version of the protocol, command and its three arguments, each with a terminating zero.
+/// Request with the version of the protocol, the command and its three arguments, each with a terminating zero.
 const WRITE_PERF_MAP: &[u8] = b"1\0jcmd\0Compiler.perfmap\0\0\0";
 
 #[derive(Debug, thiserror::Error)]
@@ -43,7 +43,7 @@ pub(crate) enum JvmError {
     Io(#[from] io::Error),
 }
 
-/// Whether a mapped file is HotSpot.
+/// Whether a mapped file is HotSpot, by its name.
 pub(crate) fn is_machine(path: &str) -> bool {
     path.rsplit('/').next() == Some("libjvm.so")
 }
@@ -76,7 +76,7 @@ pub(crate) fn write_perf_map(pid: Pid) -> Result<(), JvmError> {
 
 /// A virtual machine that accepts commands.
 struct Machine {
-    /// Its `/tmp`.
+    /// The folder `/tmp` as the machine's process has it.
     temporary: Folder,
     owner: Owner,
     rights: Rights,
@@ -90,7 +90,7 @@ fn catches_quit(status: &str) -> bool {
 }
 
 impl Machine {
-    /// The socket at which it listens, if it does.
+    /// The socket at which the machine listens, if it does.
     fn socket(&self) -> Result<Option<File>, JvmError> {
         let Owner { own_pid, uid } = self.owner;
         let Some(socket) = self.temporary.place(&format!(".java_pid{own_pid}"))?.entry()? else { return Ok(None) };
@@ -102,7 +102,7 @@ impl Machine {
     fn request_socket(&self, process: &PidFd) -> Result<File, JvmError> {
         let (name, file) = self.create_request()?;
         let result = process.quit().map_err(JvmError::from).and_then(|()| self.wait_for_socket());
-        // The machine does not remove it.
+        // The machine does not remove the file.
         if let Some(file) = file {
             let _ = self.rights.run(|| name.remove(&file));
         }
@@ -112,7 +112,7 @@ impl Machine {
     fn create_request(&self) -> Result<(Place, Option<File>), JvmError> {
         let name = self.temporary.place(&format!(".attach_pid{}", self.owner.own_pid))?;
         let file = match self.rights.run(|| name.create_new(0o600))? {
-            // Of another tool, or of an earlier attempt.
+            // The file belongs to another tool, or to an earlier attempt.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => name.entry()?,
             created => Some(created?),
         };

@@ -1,4 +1,4 @@
-//! A tracing thread whose agent is suspended in a message.
+//! Tests of a tracing thread whose agent is suspended in a message.
 
 use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
@@ -39,7 +39,7 @@ impl Setup {
     fn new() -> Self {
         let agent = Subject::with_threads(1);
         let (ours, theirs) = UnixStream::pair().expect("descriptors");
-        // The kernel raises it to its minimum of some kilobytes.
+        // The kernel raises the size to its minimum of some kilobytes.
         set_socket_send_buffer_size(&theirs, 1).expect("a socket");
         let theirs = Agent::new(Channel::from(OwnedFd::from(theirs)), agent.pid());
         let worker = thread::spawn(|| Worker::new(theirs).work());
@@ -90,7 +90,7 @@ fn a_process_does_not_wait_until_an_answer_is_read() {
     let (setup, target) = (Setup::new(), Subject::with_threads(100));
     suspend(&setup.agent);
     setup.send(&Command::Stop(target.pid(), None));
-    // Readable: the process has been stopped.
+    // An answer is readable once the process has been stopped.
     assert!(setup.channel.readable(Duration::from_secs(600)).expect("it is polled"));
     wait_until_free(&target);
     setup.agent.send(Signal::CONT);

@@ -1,4 +1,5 @@
-//! Blocks: order, overlaps, ends of the address space, and every address against a search of all.
+//! Tests of blocks: order, overlaps, ends of the address space, and lookups of every address, compared with a search of all
+//! blocks.
 
 use proptest::prelude::*;
 
@@ -9,7 +10,7 @@ fn block(start: u64, size_bytes: u64) -> Block {
     Block { start: TargetAddr(start), size_bytes, origin: 0 }
 }
 
-/// Builds blocks and returns those that stay, with how many do not.
+/// Builds blocks and returns those that are kept, with the number of those that are left out.
 fn kept(blocks: &[(u64, u64)]) -> (Vec<(u64, u64)>, usize) {
     let (blocks, left_out) = Blocks::new(blocks.iter().map(|&(start, size)| block(start, size)).collect());
     (blocks.ids().map(|id| blocks.get(id)).map(|block| (block.start.0, block.size_bytes)).collect(), left_out)
@@ -35,7 +36,7 @@ fn an_empty_list_contains_no_address() {
     }
 }
 
-/// The seed's case: of each pair the one that begins first stays, wherever in it the other begins.
+/// libmemunreachable's case: of two overlapping blocks the one that begins first is kept, wherever in it the other begins.
 #[test]
 fn overlap() {
     for start in 0x1001..0x1010 {
@@ -44,11 +45,11 @@ fn overlap() {
     }
     assert_eq!(kept(&[(0x1000, 16), (0x1010, 16)]), (vec![(0x1000, 16), (0x1010, 16)], 0));
     assert_eq!(kept(&[(0x1000, 8), (0x1000, 16), (0x1000, 16)]), (vec![(0x1000, 16)], 2));
-    // What is left out does not take others with it.
+    // A block that is left out does not cause others to be left out.
     assert_eq!(kept(&[(0x1000, 16), (0x1008, 64), (0x1010, 16)]).0, [(0x1000, 16), (0x1010, 16)]);
 }
 
-/// The seed's case: blocks of size 0 are distinct.
+/// libmemunreachable's case: blocks of size 0 are distinct.
 #[test]
 fn zero() {
     let (blocks, left_out) = Blocks::new(vec![block(0x1000, 0), block(0x1001, 0), block(0x1001, 0)]);

@@ -1,4 +1,4 @@
-//! libmemunreachable's cases of folding with their numbers, and random graphs against sets.
+//! libmemunreachable's cases of folding with their numbers, and random graphs compared with an implementation by sets.
 
 use proptest::prelude::*;
 
@@ -11,9 +11,9 @@ fn folded(edges: &[Vec<u32>]) -> Folded {
     fold(&blocks, &marks, &memory)
 }
 
-/// Root leaks as members and what they reference: all that is reached but one.
+/// Checks the members of each root leak and the number of blocks that it references, which is one less than it reaches.
 ///
-/// The seed has an entry for every member, and we have one for all: as many of its entries as there are members, each with that count.
+/// libmemunreachable has an entry for every member where heapbpf has one for all of them: each of its entries has the same count.
 fn check(edges: &[Vec<u32>], expected: &[(&[u32], u64)]) {
     let folded = folded(edges);
     let of = |root: &RootLeak| {
@@ -32,7 +32,7 @@ fn check(edges: &[Vec<u32>], expected: &[(&[u32], u64)]) {
     assert_eq!(folded.unreached.len() as u64, count);
 }
 
-/// How many entries the seed has, and how many blocks each of them references.
+/// Checks how many entries libmemunreachable has, and how many blocks each of them references.
 fn check_seed(edges: &[Vec<u32>], leaks: usize, referenced_count: u64) {
     let folded = folded(edges);
     let seeds = folded.roots.iter().flat_map(|root| root.members.clone().map(|_| root.reached.count - 1));
@@ -72,7 +72,7 @@ fn dominator_cycle() {
     check_seed(&edges, 2, 2);
 }
 
-/// Two circles, each held by a block of its own.
+/// Two cycles, each held by a block outside of it.
 #[test]
 fn two_cycles() {
     let edges = [vec![1], vec![2], vec![1], vec![4], vec![5], vec![4]];
@@ -126,7 +126,7 @@ fn a_block_that_references_itself_is_a_root_leak() {
     check(&[vec![0, 1], vec![1]], &[(&[0], 1)]);
 }
 
-/// Blocks that roots reach are in no entry, and what they hold neither.
+/// Blocks that roots reach, and what these blocks hold, are in no entry.
 #[test]
 fn reached_blocks_are_left_out() {
     let mut synthetic = Synthetic::of_edges(&[vec![1], vec![0], vec![1, 3], vec![]]);
@@ -165,7 +165,7 @@ proptest! {
     }
 }
 
-/// Few edges: trees and chains; many: circles and what is shared.
+/// Graphs with few edges are trees and chains; those with many have cycles and shared blocks.
 fn any_edges() -> impl Strategy<Value = Vec<Vec<u32>>> {
     (1u32..40, 1usize..6).prop_flat_map(|(count, degree)| {
         prop::collection::vec(prop::collection::vec(0..count, 0..degree), count as usize)
@@ -177,7 +177,8 @@ fn a_root_leak_is_small() {
     assert!(size_of::<RootLeak>() <= 40, "{} bytes", size_of::<RootLeak>());
 }
 
-/// What each root reaches, by its block, with and without a limit of steps.
+/// Returns each root's first block, the number of blocks that it reaches, and whether that is a lower bound, for a limit of
+/// steps.
 fn roots(edges: &[Vec<u32>], steps_max: u64) -> Vec<(u32, u64, bool)> {
     let blocks = Synthetic::of_edges(edges).blocks();
     let graph = graph(edges);
@@ -192,7 +193,7 @@ fn roots(edges: &[Vec<u32>], steps_max: u64) -> Vec<(u32, u64, bool)> {
     block_roots.into_iter().map(of).collect()
 }
 
-/// Many that each own a chain and hold a structure that all share: nothing is visited.
+/// Many blocks that each own a chain and hold a structure that all of them share: nothing is visited.
 #[test]
 fn owners_of_a_shared_structure_take_no_steps() {
     let shared: Vec<Vec<u32>> = vec![vec![1, 2], vec![3], vec![], vec![2]];
@@ -201,11 +202,11 @@ fn owners_of_a_shared_structure_take_no_steps() {
     let expected: Vec<(u32, u64, bool)> = (0..50).map(|owner| (4 + 2 * owner, 6, false)).collect();
     let shared_is_tree: Vec<Vec<u32>> = [vec![vec![1, 2], vec![3], vec![], vec![]], edges[4..].to_vec()].concat();
     assert_eq!(roots(&shared_is_tree, 0), expected);
-    // What is shared has two ways to its last block: visited once, and known from then on.
+    // Two ways lead to the last block of the shared structure: it is visited once, and its count is known from then on.
     assert_eq!(roots(&edges, 100), expected);
 }
 
-/// Where two shared structures are held, the first to hold both visits them, and others know.
+/// If blocks hold two shared structures, the first such block visits both, and the result is reused for the others.
 #[test]
 fn visits_are_cached() {
     let chain =
@@ -217,7 +218,7 @@ fn visits_are_cached() {
 
 #[test]
 fn without_steps_the_result_is_a_lower_bound() {
-    // A lattice: every block of a row holds two of the next, and nothing is known from another.
+    // A lattice: every block of a row holds two of the next row, and no block's result follows from that of another.
     let width = 30;
     let edges: Vec<Vec<u32>> = (0..width * width)
         .map(|block| {

@@ -1,11 +1,11 @@
-//! Components against sets of who reaches whom.
+//! Tests of components, compared with sets of the blocks that each block reaches.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::leak::tests::synthetic::components_by_sets;
 
-/// The graph with these targets of each block.
+/// Builds the graph in which each block has these targets.
 pub(in crate::leak) fn graph(targets: &[Vec<u32>]) -> Graph {
     let mut graph = Graph { firsts: vec![0], ..Graph::default() };
     for (own, targets) in targets.iter().enumerate() {
@@ -19,7 +19,7 @@ pub(in crate::leak) fn graph(targets: &[Vec<u32>]) -> Graph {
     graph
 }
 
-/// Each block's component by its smallest member.
+/// Returns the smallest member of each block's component.
 fn smallest(edges: &[Vec<u32>]) -> Vec<u32> {
     let components = Components::new(&graph(edges));
     components.of.iter().map(|&of| components.members(of)[0]).collect()

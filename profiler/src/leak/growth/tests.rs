@@ -1,4 +1,4 @@
-//! Programs of known behaviour, in ledgers of their own, sampled each second.
+//! Tests with programs of known behaviour, each with a ledger of its own that is sampled each second.
 
 use std::collections::VecDeque;
 
@@ -38,7 +38,7 @@ impl Program {
         }
     }
 
-    /// A number from 0 to 1.
+    /// Draws a number from 0 to 1.
     #[expect(clippy::cast_precision_loss, reason = "a draw")]
     fn draw(&mut self) -> f64 {
         self.random ^= self.random << 13;
@@ -47,13 +47,13 @@ impl Program {
         (self.random >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// A whole number below a limit.
+    /// Draws a whole number below a limit.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small and positive")]
     fn below(&mut self, limit: u32) -> usize {
         (self.draw() * f64::from(limit)) as usize
     }
 
-    /// Allocates, and returns the address if the block was sampled.
+    /// Allocates a block, and returns its address if the block was sampled.
     #[expect(clippy::cast_precision_loss, reason = "small")]
     fn allocate(&mut self, stack: u64, size_bytes: u64) -> Option<TargetAddr> {
         let chance = 1.0 - (-(size_bytes as f64) / f64::from(self.interval.bytes())).exp();
@@ -84,7 +84,7 @@ impl Program {
         }
     }
 
-    /// Runs for some seconds; `work` is what it does in each.
+    /// Runs the program for some seconds, calling `work` in each.
     fn run(&mut self, seconds: u64, mut work: impl FnMut(&mut Self, u64)) {
         for second in 0..seconds {
             self.timeline.note(TimelinePoint { time: self.now, trigger: None }, &self.ledger);
@@ -115,7 +115,7 @@ const RISING: u64 = 4;
 /// the beginning, churn of blocks that live for some seconds, and churn whose blocks live but briefly and are more each second.
 fn typical(program: &mut Program, seconds: u64) {
     for stack in [LEAK, CACHE, CHURN, STARTUP, RISING] {
-        // Each is met, whether it is sampled or not.
+        // Each callsite occurs, whether it is sampled or not.
         program.allocate(stack, 1 << 21);
     }
     for _ in 0..2000 {
@@ -162,7 +162,7 @@ fn a_leak_is_found_among_caches_churn_and_initial_blocks() {
     }
 }
 
-/// It grows once, when it is entered.
+/// An inventory grows once, when it is entered.
 #[test]
 fn blocks_from_before_the_recording_are_no_candidates() {
     let mut program = Program::new(1);
@@ -265,7 +265,7 @@ proptest! {
             (0..40).for_each(|_| { program.allocate(LEAK, 1000); });
         });
         let growths = program.growths();
-        // The leak is 1 here: the churn allocated first.
+        // The leak is callsite 1 here, since the churn allocated first.
         let first = growths.candidates.first().map(|growth| growth.callsite);
         prop_assert_eq!(first, Some(1), "{:?}", growths);
     }

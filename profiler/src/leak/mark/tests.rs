@@ -1,4 +1,4 @@
-//! libmemunreachable's cases of walking a heap, and random memory against sets.
+//! libmemunreachable's cases of walking a heap, and random memory compared with an implementation by sets.
 
 use proptest::prelude::*;
 
@@ -7,7 +7,7 @@ use crate::leak::blocks::Block;
 use crate::leak::tests::synthetic::Synthetic;
 use crate::memory::Copied;
 
-/// Where root memory is in these tests, and where blocks.
+/// Addresses of the memory of roots and of the heap in these tests.
 const ROOTS: u64 = 0x1000;
 const HEAP: u64 = 0x10_0000;
 
@@ -18,14 +18,14 @@ fn heap_of(blocks: &[(u64, u64)]) -> Synthetic {
     synthetic
 }
 
-/// The seed's case: what is allocated is there.
+/// libmemunreachable's case: allocated memory is found.
 #[test]
 fn allocation() {
     let synthetic = heap_of(&[(0x20, 16), (0, 16)]);
     assert_eq!(synthetic.blocks().len(), 2);
 }
 
-/// The seed's case: addresses of blocks are taken for what they are, wherever in the address space.
+/// libmemunreachable's case: addresses of blocks are recognized wherever they are in the address space.
 #[test]
 fn mapping() {
     let mut synthetic = Synthetic::default().with(ROOTS, 0x100);
@@ -50,18 +50,18 @@ fn tagged() {
     );
 }
 
-/// The seed's case: a block that no word leads to leaks.
+/// libmemunreachable's case: a block to which no word points leaks.
 #[test]
 fn leak() {
     assert_eq!(heap_of(&[(0, 16)]).unreached(), [HEAP]);
     let mut synthetic = heap_of(&[(0, 16), (0x20, 16)]);
-    // One behind its end, and one before it.
+    // One word points behind the block's end, and one before its start.
     synthetic.write(ROOTS, HEAP + 16);
     synthetic.write(ROOTS + 8, HEAP + 0x1f);
     assert_eq!(synthetic.unreached(), [HEAP, HEAP + 0x20]);
 }
 
-/// The seed's case: every slot of the roots, every byte of the block.
+/// libmemunreachable's case: any slot of the roots keeps the block, whichever of its bytes the slot points at.
 #[test]
 fn live() {
     for slot in 0..16 {
@@ -76,7 +76,7 @@ fn live() {
     }
 }
 
-/// The seed's case: ranges of roots that begin and end anywhere; words that are in them whole count.
+/// libmemunreachable's case: ranges of roots begin and end anywhere, and the words count that are wholly in them.
 #[test]
 fn unaligned() {
     for start in 0..8 {
@@ -106,7 +106,7 @@ fn unaligned_words() {
     }
 }
 
-/// The seed's case: blocks that hold each other leak, and live when one is held.
+/// libmemunreachable's case: blocks that hold each other leak, unless something else holds one of them.
 #[test]
 fn cycle() {
     let mut synthetic = heap_of(&[(0, 16), (0x20, 16), (0x40, 16)]);
@@ -118,7 +118,7 @@ fn cycle() {
     assert_eq!(synthetic.unreached(), [HEAP + 0x40]);
 }
 
-/// The seed's case of memory that cannot be read: what is behind it is.
+/// libmemunreachable's case of memory that cannot be read: the memory behind it is still read.
 #[test]
 fn segv() {
     let mut synthetic = Synthetic::default().with(ROOTS, 0x1000).with(ROOTS + 0x3000, 0x1000).with(HEAP, 0x1000);
@@ -139,7 +139,7 @@ fn words_of_registers() {
     assert_eq!(synthetic.unreached(), [HEAP]);
 }
 
-/// Recorded blocks in memory that counts as roots otherwise: they do not hold themselves, nor each other.
+/// Recorded blocks in memory that otherwise counts as roots hold neither themselves nor each other.
 #[test]
 fn root_ranges_around_blocks() {
     let mut synthetic = heap_of(&[(0, 16), (0x20, 12), (0x40, 16), (0x62, 20), (0x100, 0x100)]);
@@ -156,7 +156,7 @@ fn root_ranges_around_blocks() {
     assert_eq!(synthetic.unreached(), synthetic.unreached_by_sets());
 }
 
-/// Every address may be a block's, every range a root's: it ends at once, since nothing is there.
+/// If a block and a range of roots cover the whole address space, the search ends at once, since no memory is there.
 #[test]
 fn hostile_ranges() {
     let mut synthetic = Synthetic::default().with(ROOTS, 0x1000);
@@ -167,14 +167,14 @@ fn hostile_ranges() {
     assert_eq!(synthetic.unreached(), [0; 0]);
 }
 
-/// A list that is as long as there are blocks does not overflow a stack, nor does an array of pointers to all.
+/// A list of all blocks does not overflow the stack.
 #[test]
 fn a_chain_of_many_blocks() {
-    // Ten times as many as a recursion could follow.
+    // The number of blocks is ten times the depth that a recursion could reach.
     let count: usize = 300_000;
     let mut bytes = vec![0; 16 * count];
     for (number, block) in bytes.chunks_exact_mut(16).enumerate() {
-        // Ahead and back in turns.
+        // The list runs forwards and backwards in turns.
         let next = HEAP + 16 * ((number + 177_779) % count) as u64;
         block[..8].copy_from_slice(&next.to_le_bytes());
     }
@@ -194,7 +194,7 @@ fn a_chain_of_many_blocks() {
     }
 }
 
-/// Blocks, what is written where, and roots: a word is a slot anywhere and a byte of a block, or near it.
+/// Blocks, words in memory, and roots: a word is in a slot anywhere and points at a byte of a block, or near one.
 fn any_memory() -> impl Strategy<Value = Synthetic> {
     let sizes = prop::collection::vec((0u64..80, 0u64..24), 1..60);
     let words = prop::collection::vec((any::<u16>(), any::<u16>(), 0u64..90), 0..120);

@@ -1,4 +1,4 @@
-//! Words at holes, at ends, and across pieces.
+//! Tests of words at holes, at ends, and across pieces.
 
 #![expect(clippy::single_range_in_vec_init, reason = "memory of one piece")]
 
@@ -9,7 +9,7 @@ fn piece(start: u64, bytes: impl Iterator<Item = u8>) -> (TargetAddr, Box<[u8]>)
     (TargetAddr(start), bytes.collect())
 }
 
-/// The addresses of the words that are found in a range, where every byte of memory is the last of its address.
+/// Checks the addresses of the words that are found in a range of memory in which each byte is the last byte of its own address.
 fn check(pieces: &[Range<u64>], range: Range<u64>, expected: &[u64]) {
     let bytes = |range: &Range<u64>| piece(range.start, range.clone().map(|address| address.to_le_bytes()[0]));
     let memory = Copied::new(pieces.iter().map(bytes));

@@ -1,4 +1,4 @@
-//! Curves against all that happened.
+//! Tests of curves against a list of all that happened.
 
 use proptest::prelude::*;
 
@@ -31,19 +31,19 @@ fn freed(address: u64, time: MonotonicNanos) -> Event {
     Event::Free(Free { pid: PID, tid: Tid(1), address: TargetAddr(address), time, age_us: 0 })
 }
 
-/// Events one after the other: which address, how many bytes (0 for a free), and how long after the one before.
+/// Steps of an event each: its address, its bytes (0 for a free), and the time since the event before.
 fn steps() -> impl Strategy<Value = Vec<(u64, u64, u64)>> {
     let gap = prop_oneof![
         8 => 0..3 * MILLISECOND,
         4 => 5 * MILLISECOND..40 * MILLISECOND,
-        // Due exactly.
+        // The next point is due exactly then.
         2 => Just(10 * MILLISECOND),
         1 => 1_000 * MILLISECOND..100_000 * MILLISECOND,
     ];
     prop::collection::vec((1..9u64, 0..2000u64, gap), 0..900)
 }
 
-/// The ledger, and what was held after each event, with its time.
+/// Enters the steps; returns the ledger, and what was held after each event, with its time.
 fn entered(steps: &[(u64, u64, u64)]) -> (Ledger, Vec<CurvePoint>) {
     let (mut ledger, mut all) = (Ledger::new(PID), vec![CurvePoint::default()]);
     let mut time = MonotonicNanos(77);
@@ -55,7 +55,7 @@ fn entered(steps: &[(u64, u64, u64)]) -> (Ledger, Vec<CurvePoint>) {
     (ledger, all)
 }
 
-/// What was held after all events until a time.
+/// Returns what was held after all events up to a time.
 fn held_at(all: &[CurvePoint], time: MonotonicNanos) -> HeapUsage {
     all[all.partition_point(|point| point.time <= time) - 1].held
 }
@@ -76,7 +76,7 @@ proptest! {
             let is_peak = Some(point) == peak.as_ref();
             prop_assert!(is_peak || point.held == held_at(&all, point.time), "{:?}", point);
         }
-        // The peak is among them, as it was.
+        // The highest of the points is the peak.
         let highest = points.iter().map(|point| point.held.live_bytes).fold(0.0, f64::max);
         prop_assert_eq!(highest, ledger.totals().peak_bytes.to_f64());
         if let Some(peak) = peak {

@@ -1,4 +1,4 @@
-//! Ranges against single pages.
+//! Tests of ranges, compared with single pages.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,17 +8,17 @@ use super::*;
 
 const PAGES: u64 = 32;
 
-/// What holds a page: since when, by which callsite, as a part of which mapping.
+/// What holds a page: since when, by which callsite, and as a part of which mapping.
 type Holder = (MonotonicNanos, u32, usize);
 
-/// The same by single pages of one byte.
+/// A reference implementation of [`Ranges`] by single pages of one byte.
 #[derive(Debug, Default)]
 struct Pages {
     holders: BTreeMap<u64, Holder>,
     mappings: usize,
 }
 
-/// Bytes and mappings, by callsite.
+/// Bytes and mappings by callsite.
 type Sums = BTreeMap<u32, (u64, u64)>;
 
 impl Pages {
@@ -65,7 +65,7 @@ fn change() -> impl Strategy<Value = Change> {
     ]
 }
 
-/// The ranges, and what was mapped less what was freed.
+/// The ranges, and the sums of what was mapped less what was freed.
 #[derive(Debug, Default)]
 struct Recorded {
     ranges: Ranges,
@@ -111,7 +111,7 @@ proptest! {
     fn ranges_agree_with_single_pages(changes in proptest::collection::vec((change(), 0u64..40, 0u64..20), 0..80)) {
         let (mut ledger, mut pages) = (Recorded::default(), Pages::default());
         for (turn, (change, late, lasted)) in (0u64..).zip(changes) {
-            // Later by up to four turns than those before it.
+            // The change may begin before up to four changes that were entered earlier.
             let began = MonotonicNanos(100 + 10 * turn - late);
             let ended = MonotonicNanos(began.0 + lasted);
             match change {

@@ -17,7 +17,7 @@ const RUNS: u32 = 400;
 const TOP: usize = 5;
 const QUANTITIES: [&str; 4] = ["live bytes", "live blocks", "allocated bytes", "allocated blocks"];
 
-/// SplitMix64: the same samples every time.
+/// SplitMix64, which draws the same samples every time.
 struct Random(u64);
 
 impl Random {
@@ -28,13 +28,13 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// From 0 up to, but not including, 1.
+    /// Draws a number from 0 up to, but not including, 1.
     #[expect(clippy::cast_precision_loss, reason = "53 bits")]
     fn fraction(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// A size from 16 to 2047 bytes, uniform on a logarithmic scale.
+    /// Draws a size from 16 to 2047 bytes, uniformly on a logarithmic scale.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small positive numbers")]
     fn small_size(&mut self) -> u64 {
         (16.0 * (7.0 * self.fraction()).exp2()) as u64
@@ -134,7 +134,7 @@ impl Program {
         Self { name: name.to_owned(), blocks: blocks.collect() }
     }
 
-    /// The true amounts of the process, and of the callsites with most of each quantity.
+    /// Returns the true amounts of the process, and of the callsites with most of each quantity.
     fn truth(&self) -> ([f64; 4], [Vec<(usize, f64)>; 4]) {
         let (mut total, mut callsites) = ([0.0; 4], BTreeMap::<usize, [f64; 4]>::new());
         for blocks in &self.blocks {
@@ -178,7 +178,7 @@ fn sample(blocks: &[Sampling], random: &mut Random) -> (Totals, BTreeMap<usize, 
     (all, callsites)
 }
 
-/// In the order of [`QUANTITIES`].
+/// Returns the confidence intervals in the order of [`QUANTITIES`].
 fn intervals(totals: &Totals) -> [[f64; 2]; 4] {
     let (live, allocated) = (totals.live(), totals.allocated());
     let [live_bytes, alloc_bytes] = [live, allocated].map(|amounts| Estimate::of_bytes(&amounts));
@@ -193,17 +193,17 @@ fn intervals(totals: &Totals) -> [[f64; 2]; 4] {
     ]
 }
 
-/// Sums are rounded to 2^-20.
+/// Returns whether an interval contains the truth. Sums are rounded to 2^-20.
 fn holds([low, high]: [f64; 2], truth: f64) -> bool {
     let rounding = 1e-6 * truth;
     (low - rounding..=high + rounding).contains(&truth)
 }
 
-/// Shares of intervals that contained the truth, in percent: of the process's totals, and of its largest callsites.
+/// Shares of intervals that contained the truth, in percent, for the process's totals and for its largest callsites.
 struct Coverage {
     total: [f64; 4],
     top: [f64; 4],
-    /// The mean number of samples of small blocks behind live totals.
+    /// Mean number of samples of small blocks behind live totals.
     samples: f64,
 }
 
@@ -285,7 +285,7 @@ fn confidence_intervals_have_their_nominal_coverage() {
     for (program, coverage) in &coverages {
         let all = QUANTITIES.iter().zip(coverage.total.iter().zip(coverage.top));
         for (quantity, (&total, top)) in all {
-            // 95 %, minus less than three standard deviations.
+            // The limit is 95 %, minus less than three standard deviations.
             assert!(total >= 92.0 && top >= 92.0, "{}, {quantity}: {total} %, callsites {top} %", program.name);
         }
     }

@@ -1,4 +1,4 @@
-//! Callsites by thread.
+//! Tests of callsites by thread.
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn made(address: u64, size_bytes: u64, tid: u32) -> Event {
     Event::Alloc(Allocation { tid: Tid(tid), ..allocation(address, size_bytes, 1, 1) })
 }
 
-/// Thread, live bytes, allocated bytes and whether inherited, of each callsite.
+/// Returns of each callsite the thread, the live bytes, the allocated bytes, and whether it was inherited.
 fn told(ledger: &Ledger) -> Vec<(Option<u32>, u64, u64, bool)> {
     let callsites = ledger.snapshot(MonotonicNanos(0)).callsites;
     let told = callsites.iter().map(|callsite| {
@@ -28,7 +28,7 @@ fn threads_are_distinguished_on_request_only() {
     assert_eq!(told(&apart), [(Some(5), 30, 40, false), (Some(6), 0, 20, false)]);
     assert_eq!(apart.totals(), together.totals());
 
-    // A child's blocks are still of the thread that made them.
+    // Blocks that a child inherits still belong to the thread that made them.
     let mut child = apart.fork(Pid(2));
     child.enter(made(4, 7, 8));
     assert_eq!(told(&child), [(Some(5), 30, 0, true), (Some(8), 7, 7, false)]);

@@ -1,10 +1,10 @@
-//! Sizes, ages, lifetimes and temporary blocks.
+//! Tests of sizes, ages, lifetimes and temporary blocks.
 
 use super::*;
 use crate::ledger::details::{Details, Histogram};
 
 const SECOND_NS: u64 = 1_000_000_000;
-/// Half a tick: what an age may be off.
+/// Half a tick, which is the largest error of an age.
 const HALF_TICK_NS: u64 = 1 << 23;
 
 fn alloc_at(address: u64, size_bytes: u64, time_ns: u64, tid: u32) -> Event {
@@ -44,7 +44,7 @@ fn lifetimes_and_ages_are_summed() {
     let known = details(&ledger, 105 * SECOND_NS);
     assert_eq!(known.lifetime_total, EstimatedMicros::exact(5_000));
     assert!(known.ages.total.rounded().abs_diff(105_000_000) <= HALF_TICK_NS.div_ceil(1000), "{known:?}");
-    // It had not been freed.
+    // The restored block had not been freed.
     ledger.enter(Event::Restore(Allocation { time: MonotonicNanos(0), ..allocation(1, 10, 7, 1) }));
     assert_eq!(details(&ledger, 0).lifetime_total, EstimatedMicros::ZERO);
     let sampled = allocation(9, 100, 7, 4096);
@@ -56,7 +56,7 @@ fn lifetimes_and_ages_are_summed() {
 #[test]
 fn ages_are_frozen_when_the_ledger_is_closed() {
     let mut ledger = ledger([alloc_at(1, 10, SECOND_NS, 1), alloc_at(2, 10, 11 * SECOND_NS, 1)]);
-    // It did nothing in its last nine seconds.
+    // The process did nothing in its last nine seconds.
     ledger.close(MonotonicNanos(20 * SECOND_NS));
     let oldest = details(&ledger, 1000 * SECOND_NS).ages.oldest_ns;
     assert!(oldest.is_some_and(|oldest| oldest.abs_diff(19 * SECOND_NS) <= HALF_TICK_NS), "{oldest:?}");
@@ -101,7 +101,7 @@ fn details_are_weighted() {
     assert_eq!(details.temporary_count, None, "the thread's next allocation may not be known");
 }
 
-/// How many are temporary.
+/// Checks how many blocks are temporary.
 #[track_caller]
 fn check(events: impl IntoIterator<Item = Event>, expected: u64) {
     assert_eq!(details(&ledger(events), 0).temporary_count, Some(expected));
@@ -116,7 +116,7 @@ fn temporary_blocks_are_freed_before_the_threads_next_allocation() {
     check([one.clone(), alloc_at(2, 1, 0, 9), free_by(1, 1, 0, 0), free_by(2, 9, 0, 0)], 2);
     check([one.clone(), free_by(1, 9, 0, 0)], 0);
     check([one.clone(), free_by(1, 1, 0, 0), one.clone(), free_by(1, 1, 0, 0)], 2);
-    // Its realloc failed, so it lives on, and is freed then.
+    // The block's `realloc` failed, so that it lives on, and is freed later.
     let back = Event::Restore(Allocation { time: MonotonicNanos(0), ..allocation(1, 1, 7, 1) });
     check([one.clone(), free_by(1, 1, 0, 0), back.clone()], 0);
     check([one.clone(), free_by(1, 1, 0, 0), back, free_by(1, 1, 0, 0)], 1);

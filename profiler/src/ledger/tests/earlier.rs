@@ -1,4 +1,4 @@
-//! Blocks from before the recording.
+//! Tests of blocks from before the recording.
 
 use super::*;
 use crate::ids::LedgerId;
@@ -15,7 +15,7 @@ fn earlier(address: u64, size_bytes: u64) -> LiveAllocation {
     }
 }
 
-/// Opening, allocated, freed and live bytes, and the peak.
+/// Returns the opening, allocated, freed and live bytes, and the peak.
 fn bytes(totals: &Totals) -> [u64; 5] {
     let bytes = [totals.opening_bytes, totals.alloc_bytes, totals.free_bytes, totals.live_bytes(), totals.peak_bytes];
     bytes.map(EstimatedBytes::rounded)

@@ -1,10 +1,10 @@
-//! The journal against the totals.
+//! Tests of the journal against the totals.
 
 use super::*;
 use crate::ledger::live::Correction;
 use crate::ledger::totals::{Flow, Movement};
 
-/// Bytes and blocks that are live, and samples that came, by the journal alone.
+/// Live bytes, live blocks and the number of samples that came, by the journal alone.
 #[derive(Debug, Default, PartialEq)]
 struct Sums {
     live_bytes: EstimatedBytes,

@@ -1,4 +1,4 @@
-//! Ledgers with limited numbers of callsites.
+//! Tests of ledgers with limited numbers of callsites.
 
 use super::*;
 use crate::ledger::limit;
@@ -14,7 +14,7 @@ fn stack(id: u64) -> Event {
     Event::Stack(PID, StackId(id), Stack { frames: Arc::new([TargetAddr(id)]), end: StackEnd::Complete })
 }
 
-/// Whether it is the shared one, allocated and live bytes, of each callsite.
+/// Returns of each callsite whether it is the shared one, and its allocated and live bytes.
 fn callsites(ledger: &Ledger) -> Vec<(bool, u64, u64)> {
     let callsites = ledger.snapshot(MonotonicNanos(0)).callsites;
     let of = callsites.iter().map(|it| {
@@ -71,7 +71,7 @@ fn stacks_without_callsites_are_limited() {
     assert!(ledger.has_stack(StackId(10)) && !ledger.has_stack(StackId(50_000)));
 }
 
-/// Four times as many as one may have.
+/// Together, the targets have more callsites than the limit.
 #[test]
 fn all_targets_share_a_limit() {
     let limit = CallsiteLimit::new(10);

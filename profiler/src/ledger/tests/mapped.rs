@@ -1,10 +1,11 @@
-//! Mapped memory in the ledger.
+//! Tests of mapped memory in the ledger.
 
 use super::*;
 
 const PAGE: u64 = 4096;
 
-/// A change of pages, first page and number of each, by a call that took from `began` to one nanosecond later.
+/// A change of pages by a call that took from `began` to one nanosecond later. Each range is its first page and its number of
+/// pages.
 fn remap(old: (u64, u64), new: (u64, u64), began: u64, stack: u64) -> Event {
     Event::Remap(Remap {
         pid: PID,
@@ -29,7 +30,7 @@ fn unmap(old: (u64, u64), began: u64) -> Event {
     remap(old, (0, 0), began, 0)
 }
 
-/// Live pages and mappings, pages and mappings ever, pages at the peak.
+/// Checks live pages and mappings, pages and mappings ever, and pages at the peak.
 fn check(events: impl IntoIterator<Item = Event>, expected: [u64; 5]) {
     let totals = *ledger(events).totals();
     let got = [
@@ -86,14 +87,14 @@ fn moving_an_unknown_mapping_adds_nothing() {
 
 #[test]
 fn a_late_record_leaves_the_range_to_its_new_owner() {
-    // Unmapped at 3; another thread has got the range at 4, and its record comes first.
+    // The pages were unmapped at 3, another thread has got the range at 4, and the record of that comes first.
     check([map((10, 4), 1, 7), map((10, 4), 4, 8), unmap((10, 4), 3)], [4, 1, 8, 2, 4]);
-    // The same with a move: what moved is known although its place is taken.
+    // A move in place of the unmapping: what moved is known although its place is taken.
     check([map((10, 4), 1, 7), map((10, 4), 4, 8), remap((10, 4), (20, 4), 3, 9)], [8, 2, 12, 3, 8]);
-    // The new owner has moved on by then, too.
+    // By then, the new owner has moved its pages on, too.
     let owners = [map((10, 4), 1, 7), map((10, 4), 4, 8), remap((10, 4), (30, 4), 6, 8)];
     check(owners.into_iter().chain([remap((10, 4), (20, 4), 3, 9)]), [8, 2, 16, 4, 8]);
-    // And its own record is late as well.
+    // The new owner's record of its move is late as well.
     let owners = [map((10, 4), 1, 7), map((10, 4), 4, 8), map((10, 4), 7, 9), remap((10, 4), (30, 4), 6, 8)];
     check(owners.into_iter().chain([remap((10, 4), (20, 4), 3, 9)]), [12, 3, 20, 5, 12]);
 }
@@ -105,20 +106,20 @@ fn blocks_and_mappings_are_freed_separately() {
     check([alloc(10 * PAGE, PAGE, 7), unmap((10, 1), 3)], [1, 1, 1, 1, 1]);
 }
 
-/// A range of pages: the first and their number.
+/// A range of pages: its first page and their number.
 type Pages = (u64, u64);
 
-/// A call between its beginning and its end.
+/// A call that has begun and not ended.
 #[derive(Debug)]
 struct Running {
     began: u64,
     old: Pages,
     new_pages: u64,
-    /// Where the kernel has put the new range.
+    /// The new range, once the kernel has chosen it.
     done: Option<Pages>,
 }
 
-/// Threads that call at the same time, and a kernel that gives each the lowest addresses that are free.
+/// Threads that make calls at the same time, and a kernel that gives each the lowest free addresses.
 #[derive(Debug, Default)]
 struct Machine {
     clock: u64,
@@ -131,7 +132,7 @@ struct Machine {
 }
 
 impl Machine {
-    /// Takes a thread one step further: it calls, the kernel acts, the record is written.
+    /// Takes a thread one step further: it calls, the kernel acts, or the record is written.
     fn step(&mut self, thread: usize, wish: u64, new_pages: u64) {
         self.clock += 1;
         match self.running[thread].take() {

@@ -1,4 +1,4 @@
-//! The ledger against a naive model: a list of all that it should have counted, from which everything is worked out anew.
+//! Tests of the ledger against a naive model: a list of all that it should have counted, from which every sum is computed anew.
 
 use std::collections::BTreeMap;
 
@@ -20,13 +20,13 @@ enum Entry {
 #[derive(Clone, Debug, Default)]
 struct Model {
     log: Vec<Entry>,
-    /// Stack, and whether it is a parent's.
+    /// Stack of each callsite, and whether the callsite was inherited from a parent.
     callsites: Vec<(u64, bool)>,
-    /// What is live in truth, by address.
+    /// Blocks that are truly live, by address.
     kernel: BTreeMap<u64, Allocation>,
-    /// Live blocks by the events so far, with their callsites.
+    /// Blocks that are live by the recorded events, by address, with their callsites.
     known: BTreeMap<u64, (Allocation, usize)>,
-    /// What the thread has freed last, and not put back.
+    /// Block that the thread has freed last and not put back.
     freed: Option<(Allocation, usize)>,
 }
 
@@ -69,7 +69,7 @@ impl Model {
         }
     }
 
-    /// A free that was recorded.
+    /// Enters a recorded free.
     fn told_free(&mut self, address: u64) {
         self.freed = self.free(address).or(self.freed.take());
     }
@@ -98,7 +98,7 @@ impl Model {
         }
     }
 
-    /// Of each callsite, since this place in the log.
+    /// Returns the sums of each callsite since this place in the log.
     fn sums(&self, since: usize) -> Vec<Sums> {
         let mut sums = vec![[EstimatedBytes::ZERO; 5]; self.callsites.len()];
         let (mut live, mut peak) = (EstimatedBytes::ZERO, EstimatedBytes::ZERO);
@@ -153,7 +153,7 @@ fn agree(snapshot: &TargetSnapshot, model: &Model, since: usize) {
     assert!(since > 0 || peak == snapshot.totals.peak_bytes);
 }
 
-/// What happens, at an address. `lost`: the record is dropped.
+/// A step of the target at an address. If `lost`, its record is dropped.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Alloc {
@@ -167,7 +167,7 @@ enum Step {
         address: u64,
         lost: bool,
     },
-    /// Of a block that is not there, or not sampled.
+    /// The free of a block that is not there, or not sampled.
     UnknownFree {
         address: u64,
     },
@@ -198,11 +198,11 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Both, side by side.
+/// The ledger and its model, which enter the same steps.
 struct Pair {
     ledger: Ledger,
     model: Model,
-    /// Where the current window begins.
+    /// Snapshot and place in the log at which the current window begins.
     base: (TargetSnapshot, usize),
     clock: u64,
 }
@@ -215,7 +215,7 @@ impl Pair {
     }
 
     fn take(&mut self, step: Step) {
-        // No two blocks are made in one tick.
+        // Each block is made in a tick of its own.
         self.clock += 1 << 30;
         let now = MonotonicNanos(self.clock);
         match step {

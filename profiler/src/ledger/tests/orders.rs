@@ -1,4 +1,4 @@
-//! Orders in which events can come.
+//! Tests of the orders in which events can come.
 //!
 //! The records of one address come in the order in which the target saw them: an allocation's is written before its call
 //! returns, a free's before the real free. Nothing else is promised, so legal are all orders that keep each address's own.
@@ -8,7 +8,8 @@ use crate::ledger::snapshot::TargetSnapshot;
 
 const NOW: MonotonicNanos = MonotonicNanos(1 << 40);
 
-/// Three addresses, of which one is used twice, and two stacks. In the end 15 bytes of stack 8 are live. `None` is a dump.
+/// Operations on three addresses, of which one is used twice, with two stacks. In the end 15 bytes of stack 8 are live. `None` is
+/// a dump.
 fn operations() -> [Option<Event>; 8] {
     [
         Some(alloc(1, 10, 7)),
@@ -22,7 +23,7 @@ fn operations() -> [Option<Event>; 8] {
     ]
 }
 
-/// All orders of 8 things (Heap's algorithm).
+/// Returns all orders of 8 things (Heap's algorithm).
 fn permutations() -> Vec<[usize; 8]> {
     fn generate(size: usize, order: &mut [usize; 8], all: &mut Vec<[usize; 8]>) {
         if size <= 1 {
@@ -41,7 +42,7 @@ fn permutations() -> Vec<[usize; 8]> {
     all
 }
 
-/// Whether the events of each address come in their own order.
+/// Returns whether the events of each address come in their own order.
 fn is_legal(order: &[usize; 8]) -> bool {
     let place = |operation| order.iter().position(|&other| other == operation);
     [(0, 1), (1, 2), (3, 4), (5, 6)].iter().all(|&(first, second)| place(first) < place(second))
@@ -121,7 +122,7 @@ fn all_40320_orders_stay_consistent_and_agree_after_a_resync() {
     }
 }
 
-/// Bytes allocated, freed, live and at the peak, and blocks at the peak.
+/// Checks bytes allocated, freed, live and at the peak, and blocks at the peak.
 #[track_caller]
 fn check(events: impl IntoIterator<Item = Event>, expected: [u64; 5]) {
     let totals = ledger(events).snapshot(NOW).totals;

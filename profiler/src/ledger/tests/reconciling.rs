@@ -1,4 +1,4 @@
-//! Ledgers that are corrected after records were dropped.
+//! Tests of ledgers that are corrected after records were dropped.
 
 use super::*;
 
@@ -6,8 +6,8 @@ fn live(address: u64, size_bytes: u64, stack: u64) -> LiveAllocation {
     (&allocation(address, size_bytes, stack, 1)).into()
 }
 
-/// The ledger after these events is resynced by what is live in the kernel. Expects live bytes and blocks, allocated, freed
-/// and peak bytes, and what was changed: inserted, removed, replaced.
+/// Resyncs the ledger after these events with what is live in the kernel. Checks live bytes and blocks, allocated, freed and peak
+/// bytes, and the numbers of inserted, removed and replaced blocks.
 #[track_caller]
 fn check(events: &[Event], kernel: &[LiveAllocation], touched: &[u64], expected: ([u64; 5], [u64; 3])) {
     let mut ledger = ledger(events.iter().cloned());
@@ -86,7 +86,7 @@ fn mapped_memory_is_not_changed() {
 fn inherited_blocks_are_recognized() {
     let parent = ledger([alloc(1, 10, 7), alloc(99_999_999, 20, 8)]);
     let mut child = parent.fork(Pid(2));
-    // What the kernel's live set is given of them: microseconds.
+    // The kernel's live set has the times of inherited blocks in microseconds.
     let microseconds = |time: MonotonicNanos| MonotonicNanos(time.0 / 1000 * 1000);
     let kernel: Vec<_> = child.live().map(|block| LiveAllocation { time: microseconds(block.time), ..block }).collect();
     assert_eq!(child.reconcile(kernel, |_| false), Reconciled::default());

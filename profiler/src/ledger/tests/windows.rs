@@ -1,4 +1,4 @@
-//! Windows between two snapshots, and the state at the peak.
+//! Tests of windows between two snapshots, and of the state at the peak.
 
 use super::*;
 use crate::ingest::event::Event;
@@ -6,7 +6,7 @@ use crate::ledger::snapshot::TargetSnapshot;
 
 const NOW: MonotonicNanos = MonotonicNanos(1 << 40);
 
-/// Live, allocated and freed bytes, and how many more are live than at the beginning.
+/// Returns the live, allocated and freed bytes of a window, and how many more bytes are live than at its beginning.
 fn window(totals: &Totals) -> [i64; 4] {
     let signed = |bytes: EstimatedBytes| {
         let size = |bytes: EstimatedBytes| i64::try_from(bytes.rounded()).expect("it is small");
@@ -15,7 +15,7 @@ fn window(totals: &Totals) -> [i64; 4] {
     [totals.live_bytes(), totals.alloc_bytes, totals.free_bytes, totals.delta_bytes()].map(signed)
 }
 
-/// Stack, bytes and blocks at the peak; over everything first.
+/// Returns stack, bytes and blocks at the peak; the sums of all stacks come first.
 fn at_peak(snapshot: &TargetSnapshot) -> Vec<(u64, u64)> {
     let amounts = |totals: &Totals| (totals.live_bytes().rounded(), totals.live_count().rounded());
     let sites = snapshot.callsites.iter().map(|site| amounts(&site.totals));

@@ -1,4 +1,4 @@
-//! Points of a timeline against the state at their times.
+//! Tests of points of a timeline against the state at their times.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ fn dump(second: u64, number: u32) -> TimelinePoint {
     TimelinePoint { time: MonotonicNanos(second * SECOND), trigger: Some(SampleTrigger::Dump(number)) }
 }
 
-/// Adds a point per step to a timeline, if it is due.
+/// Returns a timeline to which a point was added after each step if it was due.
 fn noted(steps: &[Vec<u64>]) -> Timeline {
     let mut timeline = Timeline::default();
     for (second, bytes) in (0..).zip(steps) {
@@ -111,7 +111,7 @@ fn occasions_are_thinned_evenly_except_the_last() {
     }
 }
 
-/// What happens next, with where.
+/// An event of the target, with its stack or address.
 #[derive(Clone, Copy, Debug)]
 enum Act {
     Allocate { stack: u64, address: u64, size_bytes: u64 },
@@ -132,7 +132,7 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// What callsites hold, by their stacks, kept without ledger.
+/// Reference implementation that keeps what callsites hold, by their stacks, without a ledger.
 #[derive(Clone, Debug, Default)]
 struct Naive {
     live: BTreeMap<u64, (u64, u64)>,
@@ -153,7 +153,7 @@ impl Naive {
     }
 }
 
-/// Lets all that happen, one second after the other. Returns the timeline, and the naive state at each point.
+/// Enters the acts, one a second. Returns the timeline, and the naive state at each of its points.
 fn played(acts: &[Act]) -> (Timeline, Vec<u64>, Vec<(TimelinePoint, Naive)>) {
     let (mut ledger, mut timeline) = (Ledger::new(PID), Timeline::default());
     let (mut naive, mut order, mut all) = (Naive::default(), Vec::new(), Vec::new());

@@ -21,7 +21,7 @@ pub(crate) use threads::*;
 use super::Interruption;
 use super::restart::is_not_restarted;
 
-/// Makes a system call and returns.
+/// Machine code of a system call and a return.
 pub(crate) const SYSCALL_AND_RETURN: [u8; 8] = [0x01, 0x00, 0x00, 0xd4, 0xc0, 0x03, 0x5f, 0xd6];
 
 pub(crate) const INSTRUCTION_ALIGNMENT: usize = 4;
@@ -31,25 +31,26 @@ pub(crate) const AUDIT_ARCH: u32 = 0xc000_00b7;
 /// End of the addresses of user processes, at most 52 bits.
 pub(crate) const ADDRESS_END: u64 = 1 << 56;
 
-/// Without its tag: the processor ignores the upper byte of an address (Documentation/arch/arm64/tagged-pointers.rst), in which the
-/// Memory Tagging Extension and sanitizers store one.
+/// Removes the tag of an address: the processor ignores the upper byte of an address
+/// (Documentation/arch/arm64/tagged-pointers.rst), in which the Memory Tagging Extension and sanitizers store one.
 #[inline]
 pub(crate) const fn untagged(word: u64) -> u64 {
     word & (ADDRESS_END - 1)
 }
 
-/// The procedure call standard (<https://github.com/ARM-software/abi-aa/blob/2024Q3/aapcs64/aapcs64.rst>) has none.
+/// Size of the red zone. The procedure call standard (<https://github.com/ARM-software/abi-aa/blob/2024Q3/aapcs64/aapcs64.rst>)
+/// has none.
 pub(crate) const RED_ZONE_BYTES: u64 = 0;
 
 pub(crate) const SECCOMP_ARCH: seccompiler::TargetArch = seccompiler::TargetArch::aarch64;
 
-/// There are none: the list of system calls is that of new processors (include/uapi/asm-generic/unistd.h).
+/// Legacy system calls. There are none: the list of system calls is that of new processors (include/uapi/asm-generic/unistd.h).
 pub(crate) const LEGACY_SYSCALLS_ALLOWED: [libc::c_long; 0] = [];
 
 /// The legacy system call that opens files, and the index of its flags.
 pub(crate) const LEGACY_OPEN: Option<(libc::c_long, u8)> = None;
 
-/// What takes the place of the legacy system calls that dynamic linkers make elsewhere.
+/// Whether a system call replaces one of the legacy calls that dynamic linkers make elsewhere.
 pub(crate) fn is_legacy_loader_syscall(number: libc::c_long) -> bool {
     matches!(number, libc::SYS_faccessat | libc::SYS_readlinkat)
 }
@@ -58,7 +59,7 @@ pub(crate) fn is_legacy_loader_syscall(number: libc::c_long) -> bool {
 #[cfg(test)]
 pub(crate) const SLEEPING: [libc::c_long; 2] = [libc::SYS_ppoll, libc::SYS_epoll_pwait];
 
-/// Whether the kernel's trampolines for probes make this system call: it has none.
+/// Whether the kernel's trampolines for probes make this system call. This processor has no such trampolines.
 pub(crate) fn is_probe_syscall(_number: u64) -> bool {
     false
 }
@@ -114,7 +115,7 @@ const WAITING: [libc::c_long; 46] = [
     libc::SYS_keyctl,
 ];
 
-/// `libc` lacks these.
+/// Numbers of system calls that `libc` lacks.
 const IO_PGETEVENTS: libc::c_long = 292;
 const FUTEX_WAIT: libc::c_long = 455;
 
@@ -140,8 +141,8 @@ impl Registers {
         }
     }
 
-    /// `None` if no system call failed only because of the stop, or if a signal will call a handler, which has to interrupt it.
-    /// Valid at a `Stop::Trap` that no signal has caused.
+    /// Returns the registers for restarting a system call. `None` if no system call failed only because of the stop, or if a
+    /// signal will call a handler, which has to interrupt it. Valid at a `Stop::Trap` that no signal has caused.
     pub(crate) fn with_syscall_restarted(&self, tracee: &Tracee) -> Option<Self> {
         let fails = self.interruption(&|address| tracee.is_call(address)) == Interruption::Failed;
         if !fails || is_handler_pending(tracee).unwrap_or(true) {
@@ -151,18 +152,19 @@ impl Registers {
     }
 }
 
-/// A system call in which a thread waits for something else than a stop. If a stop has it fail, the registers lack its first argument.
+/// A system call in which a thread waits for something else than a stop. If it fails because of a stop, the registers lack its
+/// first argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WaitingCall {
     call: Call,
-    /// How often the thread has waited so far.
+    /// Number of times that the thread has waited so far.
     waits: u64,
 }
 
-/// How often the system call of a thread is read that begins or ends it meanwhile.
+/// Maximum number of attempts to read the system call of a thread that begins or ends it meanwhile.
 const READS_MAX: u32 = 3;
 
-/// The system call that a thread waits in, if a stop has it fail.
+/// The system call in which a thread waits, if a stop makes it fail.
 pub(crate) fn waiting_call(pid: Pid) -> Option<WaitingCall> {
     let mut waits = waits(pid)?;
     for _ in 0..READS_MAX {
@@ -179,14 +181,14 @@ pub(crate) fn waiting_call(pid: Pid) -> Option<WaitingCall> {
     None
 }
 
-/// Voluntary context switches.
+/// Number of voluntary context switches of a thread.
 fn waits(pid: Pid) -> Option<u64> {
     let status = process::status(pid).ok()?;
     status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse().ok())
 }
 
-/// First argument of a system call that a stop has interrupted: of the one that the thread waited in before, if it has not waited
-/// in another since. The stop itself is the next time.
+/// First argument of a system call that a stop has interrupted. It is that of the call in which the thread waited before, if the
+/// thread has not waited in another since; the stop itself counts as one wait.
 pub(crate) fn first_argument(tracee: &Tracee) -> io::Result<u64> {
     let waited = tracee.waiting().ok_or(io::ErrorKind::InvalidData)?;
     let registers = tracee.registers()?.ok_or(io::ErrorKind::NotFound)?;
@@ -215,20 +217,21 @@ pub(crate) fn has_shadow_stack(_status: &str, tracee: &Tracee) -> bool {
 const NT_ARM_SVE: libc::c_int = 0x405;
 const NT_ARM_SSVE: libc::c_int = 0x40b;
 
-/// The Scalable Vector Extension's, with vectors of 256 bytes, which is the limit of the processor architecture.
+/// Maximum number of words of the vector registers: those of the Scalable Vector Extension with vectors of 256 bytes, which is
+/// the limit of the processor architecture.
 const EXTENDED_WORDS_MAX: usize = 2048;
 
-/// Registers of numbers and vectors, those of the Scalable Vector Extension only while the thread uses them. Empty if the thread
-/// was killed meanwhile.
+/// Floating-point and vector registers; those of the Scalable Vector Extension only while the thread uses them. Empty if the
+/// thread was killed meanwhile.
 pub(crate) fn extended_words(tracee: &Tracee) -> io::Result<Vec<u64>> {
-    // Without the extension there is no such set.
+    // A processor without the extension has no such register set.
     match tracee.register_words(NT_ARM_SVE, EXTENDED_WORDS_MAX) {
         Ok(words) if uses_sve(&words) => Ok(words),
         _ => tracee.register_words(libc::NT_PRFPREG, EXTENDED_WORDS_MAX),
     }
 }
 
-/// Restores what system calls discard: registers of the Scalable Vector Extension beyond those of every processor
+/// Restores registers that system calls discard: those of the Scalable Vector Extension beyond the registers of every processor
 /// (Documentation/arch/arm64/sve.rst).
 pub(crate) fn restore_discarded(tracee: &Tracee, extended: &[u64]) -> io::Result<()> {
     if !uses_sve(extended) {
@@ -261,8 +264,9 @@ macro_rules! function {
     };
 }
 
-// Each does nothing and returns. The first instruction matters: the kernel simulates branches and single-steps `cmp` out of line
-// (arch/arm64/kernel/probes/decode-insn.c). There are two of each: one for an entry probe alone, one for a return probe as well.
+// Each function does nothing and returns. The first instruction matters: the kernel simulates branches and single-steps `cmp` out
+// of line (arch/arm64/kernel/probes/decode-insn.c). There are two of each: one for an entry probe alone, one for a return probe
+// as well.
 function!("heapbpf_emulated", "b 1f", "1: ret");
 function!("heapbpf_emulated_returning", "b 1f", "1: ret");
 function!("heapbpf_stepped", "cmp x0, #0", "ret");

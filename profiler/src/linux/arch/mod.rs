@@ -1,4 +1,4 @@
-//! What depends on the CPU. Support for another CPU is another file with the same items.
+//! Code that depends on the CPU. Support for another CPU is another file with the same items.
 
 mod restart;
 
@@ -14,7 +14,7 @@ mod aarch64;
 #[cfg(target_arch = "aarch64")]
 pub(crate) use aarch64::*;
 
-/// The part without assembly and system calls, tested on every CPU.
+/// The part of the aarch64 code without assembly and system calls, tested on every CPU.
 #[cfg(all(test, not(target_arch = "aarch64")))]
 #[path = "aarch64/registers.rs"]
 mod aarch64_registers;
@@ -25,11 +25,11 @@ mod aarch64_threads;
 #[cfg(not(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little"))))]
 compile_error!("heapbpf supports x86-64 and little-endian aarch64 only");
 
-/// What a thread's registers show of a system call that a stop has interrupted.
+/// Information in a thread's registers about a system call that a stop has interrupted.
 #[cfg_attr(target_arch = "x86_64", expect(dead_code, reason = "its registers show everything"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Interruption {
-    /// Everything, or that there is none.
+    /// The registers show the whole call, or that there is none.
     Visible,
     /// The call has failed with `EINTR`, and its first argument is not among the registers.
     Failed,

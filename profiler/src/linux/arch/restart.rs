@@ -13,7 +13,8 @@ const NOT_RESTARTED: [libc::c_long; 21] = [
     libc::SYS_recvfrom,
     libc::SYS_recvmsg,
     libc::SYS_accept4,
-    // Sockets only with a timeout. `connect` must not be restarted: it fails while the first attempt is in progress.
+    // These system calls fail for sockets only with a timeout. `connect` must not be restarted: it fails while the first attempt
+    // is in progress.
     libc::SYS_accept,
     libc::SYS_recvmmsg,
     libc::SYS_readv,
@@ -23,7 +24,7 @@ const NOT_RESTARTED: [libc::c_long; 21] = [
     libc::SYS_sendto,
     libc::SYS_sendmsg,
     libc::SYS_sendmmsg,
-    // On tmpfs only.
+    // This system call fails on tmpfs only.
     libc::SYS_fallocate,
 ];
 

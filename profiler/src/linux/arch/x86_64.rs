@@ -13,10 +13,10 @@ use crate::linux::ptrace::Tracee;
 
 pub(crate) const SYSCALL_INSTRUCTION: [u8; 2] = [0x0f, 0x05];
 
-/// Makes a system call and returns.
+/// Machine code of a system call and a return.
 pub(crate) const SYSCALL_AND_RETURN: [u8; 3] = [0x0f, 0x05, 0xc3];
 
-/// Makes the system call `rt_sigreturn`: the end of each signal handler, in glibc and in musl.
+/// Machine code of the system call `rt_sigreturn`: the end of each signal handler, in glibc and in musl.
 pub(crate) const RETURN_FROM_SIGNAL: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
 
 pub(crate) const INSTRUCTION_ALIGNMENT: usize = 1;
@@ -26,7 +26,7 @@ pub(crate) const AUDIT_ARCH: u32 = 0xc000_003e;
 /// End of the addresses of user processes. `[vsyscall]` above it belongs to the kernel and cannot make system calls.
 pub(crate) const ADDRESS_END: u64 = 1 << 56;
 
-/// Without its tag, which addresses do not have.
+/// Removes the tag of an address. On this processor, addresses have no tags.
 #[inline]
 pub(crate) const fn untagged(word: u64) -> u64 {
     word
@@ -39,13 +39,14 @@ pub(crate) const RED_ZONE_BYTES: u64 = 128;
 pub(crate) const PTHREAD_LIST_OFFSET: u64 = 0x2c0;
 pub(crate) const PTHREAD_TID_OFFSET: u64 = 0x2d0;
 
-/// In `struct pthread`, two words are its own address: where their line is, its size, both words' numbers in it, and their value.
+/// Offset in `struct pthread` of a line with two words that are the structure's own address. The other constants are the line's
+/// size, both words' numbers in it, and their value.
 pub(crate) const MARK_OFFSET: u64 = 0;
 pub(crate) const MARK_LINE_WORDS: usize = 8;
 pub(crate) const MARK_WORDS: [usize; 2] = [0, 2];
 pub(crate) const MARK_TARGET: u64 = 0;
 
-/// A control block at the top of a stack.
+/// Maximum size of a control block at the top of a stack.
 pub(crate) const CONTROL_BLOCK_TOP_BYTES_MAX: u64 = 8192;
 
 /// The control block of a running thread.
@@ -53,13 +54,13 @@ pub(crate) fn control_block(thread_pointer: u64, word: &dyn Fn(u64) -> Option<u6
     is_control_block(thread_pointer, word).then_some(thread_pointer)
 }
 
-/// Whether a thread has its control block here: in glibc and musl, it begins with a pointer to itself.
+/// Whether a thread has its control block at this address: in glibc and musl, it begins with a pointer to itself.
 pub(crate) fn is_control_block(start: u64, word: &dyn Fn(u64) -> Option<u64>) -> bool {
     word(start) == Some(start)
 }
 
-/// What an exited thread's control block has for later: a pointer to itself and the pointer to the DTV, which the next thread on the
-/// stack reuses; and the return value, until the thread is joined or detached.
+/// Range of an exited thread's control block that is used later: a pointer to itself and the pointer to the DTV, which the next
+/// thread on the stack reuses; and the return value, until the thread is joined or detached.
 pub(crate) fn kept_of_ended(block: u64, _distance: Option<u64>, is_released: bool) -> Range<u64> {
     block..if is_released { block.saturating_add(16) } else { u64::MAX }
 }
@@ -96,12 +97,13 @@ pub(crate) fn is_probe_syscall(number: u64) -> bool {
     matches!(number, 335 | 336)
 }
 
-/// `orig_rax` is the number of the interrupted system call, or negative, and `fs_base` the thread pointer.
+/// Registers of a stopped thread. `orig_rax` is the number of the interrupted system call, or negative, and `fs_base` the thread
+/// pointer.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub(crate) struct Registers(libc::user_regs_struct);
 
-/// Kinds of the sets that make up the registers, and their sizes in bytes.
+/// Kinds of the register sets, and their sizes in bytes.
 pub(crate) const REGISTER_SETS: [(libc::c_int, usize); 1] = [(libc::NT_PRSTATUS, size_of::<Registers>())];
 
 impl Default for Registers {
@@ -128,13 +130,13 @@ const RESTART_UNLESS_HANDLED: i64 = -514;
 /// Upper bound of the XSAVE area on any processor so far: AMX tiles take 8 KiB.
 const EXTENDED_WORDS_MAX: usize = 2048;
 
-/// The `XSAVE` area; empty if the thread was killed meanwhile. Errors: `ENODEV` on processors without XSAVE.
+/// Words of the `XSAVE` area; empty if the thread was killed meanwhile. Errors: `ENODEV` on processors without XSAVE.
 pub(crate) fn extended_words(tracee: &Tracee) -> io::Result<Vec<u64>> {
     const NT_X86_XSTATE: libc::c_int = 0x202;
     tracee.register_words(NT_X86_XSTATE, EXTENDED_WORDS_MAX)
 }
 
-/// Restores what system calls discard: nothing.
+/// Restores registers that system calls discard. On this processor there are none.
 #[expect(clippy::unnecessary_wraps, reason = "other processors have such registers")]
 pub(crate) fn restore_discarded(_tracee: &Tracee, _extended: &[u64]) -> io::Result<()> {
     Ok(())
@@ -142,17 +144,17 @@ pub(crate) fn restore_discarded(_tracee: &Tracee, _extended: &[u64]) -> io::Resu
 
 pub(crate) type WaitingCall = ();
 
-/// Not needed: a stop changes none of the arguments of a system call.
+/// The system call in which a thread waits. It is not needed: a stop changes none of the arguments of a system call.
 pub(crate) fn waiting_call(_pid: Pid) -> Option<WaitingCall> {
     None
 }
 
-/// First argument of a system call that a stop has interrupted, where it is not among the registers.
+/// First argument of a system call that a stop has interrupted. Fails, because it is among the registers.
 pub(crate) fn first_argument(_tracee: &Tracee) -> io::Result<u64> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// Whether a system call would discard registers that cannot be restored.
+/// Whether a system call would discard registers that cannot be restored. On this processor it would not.
 pub(crate) fn discards_registers(_tracee: &Tracee) -> bool {
     false
 }
@@ -163,17 +165,18 @@ pub(crate) fn has_shadow_stack(status: &str, _tracee: &Tracee) -> bool {
     features.is_some_and(|features| features.contains("shstk"))
 }
 
-/// The part of a thread's static thread-local storage that is nearest to its control block. It ends at the thread pointer.
+/// The part of a thread's static thread-local storage that is nearest to its control block. The storage ends at the thread
+/// pointer.
 pub(crate) fn storage(thread_pointer: u64, size_bytes: u64) -> Range<u64> {
     thread_pointer.saturating_sub(size_bytes)..thread_pointer
 }
 
-/// Address of a word of that storage; the nearest is 1.
+/// Address of a word of the static thread-local storage; the nearest word is 1.
 pub(crate) fn storage_word(thread_pointer: u64, nth: u64) -> Option<u64> {
     thread_pointer.checked_sub(nth.checked_mul(8)?)
 }
 
-/// Of rbp in [`Registers::general`].
+/// Index of rbp in [`Registers::general`].
 pub(crate) const FRAME_POINTER_INDEX: usize = 6;
 
 const TRAP_FLAG: u64 = 1 << 8;
@@ -203,7 +206,7 @@ impl Registers {
         Some(self.0.orig_rax.cast_signed()).filter(|&number| number >= 0)
     }
 
-    /// Whether the thread is in a system call that is not among the registers: none.
+    /// Whether the thread is in a system call that is not among the registers. On this processor it never is.
     pub(crate) fn is_beside_syscall(&self, _is_call: &dyn Fn(u64) -> bool) -> bool {
         false
     }
@@ -212,7 +215,8 @@ impl Registers {
         Interruption::Visible
     }
 
-    /// `None` if no system call failed only because of the stop. Valid at a `Stop::Trap` that no signal has caused.
+    /// Returns the registers for restarting a system call. `None` if no system call failed only because of the stop. Valid at a
+    /// `Stop::Trap` that no signal has caused.
     pub(crate) fn with_syscall_restarted(&self, _tracee: &Tracee) -> Option<Self> {
         self.restarted()
     }
@@ -225,14 +229,14 @@ impl Registers {
         (interrupted && fails).then_some(Self(libc::user_regs_struct { rax, ..self.0 }))
     }
 
-    /// Makes this system call by the instruction at `instruction`. Keeps stack, thread pointer and segments.
+    /// Registers for making this system call by the instruction at `instruction`. Keeps stack, thread pointer and segments.
     pub(crate) fn for_syscall(&self, instruction: u64, number: libc::c_long, arguments: [u64; 6]) -> Self {
         let old = self.0;
         let Self(mut new) = Self::default();
         (new.rsp, new.fs_base, new.gs_base) = (old.rsp, old.fs_base, old.gs_base);
         (new.cs, new.ss, new.ds, new.es, new.fs, new.gs) = (old.cs, old.ss, old.ds, old.es, old.fs, old.gs);
         (new.rip, new.eflags) = (instruction, old.eflags & !TRAP_FLAG);
-        // No interrupted system call that the kernel would restart.
+        // The registers have no interrupted system call that the kernel would restart.
         (new.rax, new.orig_rax) = (number.cast_unsigned(), u64::MAX);
         [new.rdi, new.rsi, new.rdx, new.r10, new.r8, new.r9] = arguments;
         Self(new)
@@ -240,13 +244,13 @@ impl Registers {
 }
 
 impl Registers {
-    /// Returns to a restorer by way of the [signal frame](Self::signal_frame) at `address`.
+    /// Registers for returning to a restorer by way of the [signal frame](Self::signal_frame) at `address`.
     pub(crate) fn with_way_back(mut self, address: u64, _restorer: u64) -> Self {
         self.0.rsp = address;
         self
     }
 
-    /// The first argument of the interrupted system call, which is among the registers.
+    /// First argument of the interrupted system call. `None`, because it is among the registers.
     pub(crate) fn first_argument(&self) -> Option<u64> {
         None
     }
@@ -255,20 +259,21 @@ impl Registers {
         self
     }
 
-    /// The registers to restore at a stop that has not interrupted the same system call: they have the interrupted one.
+    /// Registers to restore at a stop that has not interrupted the same system call: these registers have the interrupted one.
     pub(crate) fn at_other_stop(&self) -> Self {
         *self
     }
 
-    /// Registers of a stop at the exit of a system call, which hides none.
+    /// Registers of a stop at the exit of a system call, which hides no register.
     pub(crate) fn at_exit(self, _before: &Self, _first_argument: u64) -> Self {
         self
     }
 
-    /// The state in which the kernel would continue the thread: an interrupted system call is about to be made again. One with a
-    /// timeout starts anew, because `rt_sigreturn` has the kernel forget how much of it is left.
+    /// Registers with which the kernel would continue the thread: an interrupted system call is about to be made again. A system
+    /// call with a timeout starts anew, because `rt_sigreturn` makes the kernel forget how much of it is left.
     fn continued(&self) -> libc::user_regs_struct {
-        /// `ERESTARTSYS`, `ERESTARTNOINTR`, and `ERESTART_RESTARTBLOCK` (include/linux/errno.h).
+        /// Errors of system calls that the kernel restarts: `ERESTARTSYS`, `ERESTARTNOINTR`, and `ERESTART_RESTARTBLOCK`
+        /// (include/linux/errno.h).
         const RESTARTED: [i64; 4] = [-512, -513, RESTART_UNLESS_HANDLED, -516];
         let Self(mut registers) = self.restarted().unwrap_or(*self);
         if let Some(number) = self.syscall().filter(|_| RESTARTED.contains(&registers.rax.cast_signed())) {
@@ -282,9 +287,11 @@ impl Registers {
     /// `address`: a `ret` with the stack pointer there restores these registers, the signal mask, and the XSAVE area
     /// `extended`, by way of `restorer`. `None` if the area is not of a known form.
     pub(crate) fn signal_frame(&self, address: u64, restorer: u64, blocked: u64, extended: &[u64]) -> Option<Vec<u64>> {
-        /// The frame has an XSAVE area and the stack segment (`UC_FP_XSTATE`, `UC_SIGCONTEXT_SS`, `UC_STRICT_RESTORE_SS`).
+        /// Flags of a frame with an XSAVE area and the stack segment (`UC_FP_XSTATE`, `UC_SIGCONTEXT_SS`,
+        /// `UC_STRICT_RESTORE_SS`).
         const FLAGS: u64 = 7;
-        /// The kernel ignores it, so that the alternate stack stays as it is (`restore_altstack` in kernel/signal.c).
+        /// Invalid stack, which the kernel ignores, so that the alternate stack stays as it is (`restore_altstack` in
+        /// kernel/signal.c).
         const INVALID_STACK: u64 = 0x7fff_ffff;
         let libc::user_regs_struct { rax, rbx, rcx, rdx, rsi, rdi, rbp, rsp, rip, eflags, cs, ss, .. } =
             self.continued();
@@ -312,7 +319,7 @@ fn extended_area(words: &[u64]) -> Option<Vec<u64>> {
     const FEATURES: usize = 464 / 8;
     const USED: usize = 512 / 8;
     const WORDS_MIN: usize = 576 / 8;
-    /// The tiles of AMX, which a thread has only after a request for them, are at the end.
+    /// Feature bit of the tiles of AMX, which a thread has only after a request for them, and which are at the end.
     const TILES: u64 = 1 << 18;
     const WITHOUT_TILES: usize = 2816 / 8;
     let features = *words.get(FEATURES)?;
@@ -352,8 +359,8 @@ macro_rules! function {
     };
 }
 
-// Each does nothing and returns. The first instruction matters: the kernel emulates `push` and single-steps `test`
-// (see `probe::place`). There are two of each: one for an entry probe alone, one for a return probe as well.
+// Each function does nothing and returns. The first instruction matters: the kernel emulates `push` and single-steps `test` (see
+// `probe::place`). There are two of each: one for an entry probe alone, one for a return probe as well.
 function!("heapbpf_emulated", "push %rbx", "pop %rbx", "ret");
 function!("heapbpf_emulated_returning", "push %rbx", "pop %rbx", "ret");
 function!("heapbpf_stepped", "test %rdi, %rdi", "ret");

@@ -11,12 +11,12 @@ use super::process::{Membership, ProcError, memberships};
 use crate::ids::Pid;
 use crate::shown;
 
-/// The file system of the first process, which is the host's where heapbpf is in the host's PID namespace, and this one, for pods with
-/// the host's hierarchy.
+/// Mount points of the hierarchies: in the file system of the first process, which is the host's where heapbpf is in the host's
+/// PID namespace, and in this one, for pods with the host's hierarchy.
 const MOUNTS: [&str; 2] = ["/proc/1/root/sys/fs/cgroup", "/sys/fs/cgroup"];
-/// The processes of a group, one per line.
+/// Name of the file with the processes of a group, one per line.
 const PROCESSES: &str = "cgroup.procs";
-/// Groups of the depth of this process's whose processes are compared with it.
+/// Maximum number of groups whose processes are compared with this process; they are as deep as its own group.
 const GROUPS_MAX: usize = 20_000;
 /// Read limit: 4 million processes at most.
 const PROCESSES_BYTES_MAX: u64 = 32 << 20;
@@ -24,18 +24,18 @@ const PROCESSES_BYTES_MAX: u64 = 32 << 20;
 /// The root of this process's namespace in one hierarchy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Root {
-    /// Number of groups above it, itself included.
+    /// Number of groups above the root, the root included.
     depth: usize,
-    /// Names from the host's root on; `None` if they are unknown.
+    /// Names of the groups from the host's root on; `None` if they are unknown.
     names: Option<Vec<String>>,
 }
 
-/// Groups of a process, as [`memberships`], with the paths of the host where that is possible: see [`is_relative`].
+/// Groups of a process, like [`memberships`], with the paths of the host where that is possible: see [`is_relative`].
 pub(crate) fn cgroups(pid: Pid) -> Result<Vec<Membership>, ProcError> {
     Ok(memberships(pid)?.into_iter().map(absolute).collect())
 }
 
-/// Makes a path absolute. It stays relative where what is above this process's group is unknown: see [`is_relative`].
+/// Makes a path absolute. The path stays relative where the groups above this process's group are unknown: see [`is_relative`].
 fn absolute(membership: Membership) -> Membership {
     static ROOTS: OnceLock<HashMap<String, Root>> = OnceLock::new();
     let roots = ROOTS.get_or_init(|| roots(&MOUNTS.map(Path::new)));
@@ -50,7 +50,7 @@ pub(crate) fn is_relative(path: &str) -> bool {
     path == "/.." || path.starts_with("/../")
 }
 
-/// By controllers, those hierarchies in which the first process is not below this process's root.
+/// Roots by controllers, for hierarchies in which the first process is not below this process's root.
 fn roots(mounts: &[&Path]) -> HashMap<String, Root> {
     let own_pid = Pid(std::process::id());
     let (first, own) = (memberships(Pid(1)).unwrap_or_default(), memberships(own_pid).unwrap_or_default());
@@ -61,7 +61,7 @@ fn roots(mounts: &[&Path]) -> HashMap<String, Root> {
         }
         let own = own.iter().find(|own| own.controllers == first.controllers)?;
         let directories = mounts.iter().flat_map(|mount| directories(mount, &first.controllers));
-        // With both versions mounted, the first of these is no group, and contains the hierarchies of version 1.
+        // With both versions mounted, the first of the directories is no group, and contains the hierarchies of version 1.
         let directories: Vec<PathBuf> = directories.filter(|directory| directory.join(PROCESSES).exists()).collect();
         let names = directories.iter().find_map(|directory| names(directory, depth, &own.path, own_pid));
         Some((first.controllers, Root { depth, names }))
@@ -69,7 +69,7 @@ fn roots(mounts: &[&Path]) -> HashMap<String, Root> {
     first.into_iter().filter_map(root).collect()
 }
 
-/// Where a hierarchy is mounted: version 2 by itself or besides others.
+/// Possible mount points of a hierarchy: version 2 is mounted by itself or besides others.
 fn directories(mount: &Path, controllers: &str) -> Vec<PathBuf> {
     match controllers {
         "" => vec![mount.to_owned(), mount.join("unified")],
@@ -104,7 +104,7 @@ fn names(directory: &Path, depth: usize, own: &str, pid: Pid) -> Option<Vec<Stri
     Some(names)
 }
 
-/// The number of `..` that a path begins with, and the names after them.
+/// Splits a path into the number of `..` at its beginning, and the names after them.
 fn split(path: &str) -> (usize, Vec<&str>) {
     let names: Vec<&str> = path.split('/').filter(|name| !name.is_empty()).collect();
     let above = names.iter().take_while(|name| **name == "..").count();
@@ -117,7 +117,7 @@ impl Root {
         let shared = self.depth.checked_sub(above)?;
         let shared: &[String] = match &self.names {
             Some(names) => names.get(..shared)?,
-            // All of it was left.
+            // The path leaves all names of the root.
             None if shared == 0 => &[],
             None => return None,
         };

@@ -15,7 +15,7 @@ use crate::ids::Pid;
 use crate::linux::known;
 use crate::shown;
 
-/// Limit for one process: sixteen times what the kernel allows by default (`vm.max_map_count`).
+/// Maximum number of mappings of one process: sixteen times what the kernel allows by default (`vm.max_map_count`).
 pub(super) const MAPPINGS_MAX: usize = 1 << 20;
 
 /// Suffix that the kernel appends to the path of a deleted or replaced file.
@@ -53,7 +53,8 @@ impl FileIdentity {
     }
 }
 
-/// Device and inode are those of `stat`, or of the memory manager where only the owner of the file system may ask it.
+/// Identity of a process's executable. Device and inode are those of `stat`, or of the memory manager where only the owner of the
+/// file system may request them.
 pub(crate) fn executable_identity(pid: Pid) -> io::Result<FileIdentity> {
     match known::at(&entry_path(pid, "exe")) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => executable_mapping(pid).ok_or(error),
@@ -68,8 +69,8 @@ fn executable_mapping(pid: Pid) -> Option<FileIdentity> {
     Some(FileIdentity::new(mapping.device, mapping.inode))
 }
 
-/// Files may have been deleted or replaced since; a file name that really ends with ` (deleted)` is indistinguishable.
-/// `Special` is code of the kernel: `[vdso]`, `[vsyscall]`, `[uprobes]`.
+/// Name of a mapping. Its file may have been deleted or replaced since; a file name that really ends with ` (deleted)` is
+/// indistinguishable. `Special` is code of the kernel: `[vdso]`, `[vsyscall]`, `[uprobes]`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum MappingName {
     Anonymous,
@@ -80,12 +81,12 @@ pub enum MappingName {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Mapping {
     pub start: TargetAddr,
-    /// Exclusive.
+    /// End of the mapping, exclusive.
     pub end: TargetAddr,
     pub offset: FileOffset,
     /// Device of the file, as the memory manager sees it: on overlays and btrfs, `stat` may report another.
     pub device: Device,
-    /// 0 without a file.
+    /// Inode of the file; 0 without a file.
     pub inode: u64,
     pub name: MappingName,
 }
@@ -93,19 +94,19 @@ pub struct Mapping {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Region {
     pub start: TargetAddr,
-    /// Exclusive.
+    /// End of the region, exclusive.
     pub end: TargetAddr,
     pub readable: bool,
     pub writable: bool,
     pub executable: bool,
-    /// `s` instead of `p`: other processes that map it see writes.
+    /// Whether other processes that map the region see writes: `s` instead of `p`.
     pub shared: bool,
     pub offset: FileOffset,
     pub kind: RegionKind,
 }
 
-/// The name of anonymous memory is without `[anon:` and `]`. A file's path is in the process's mount namespace, or the
-/// kernel's name (`/dev/zero (deleted)`, `/memfd:…`). Mappings of the kernel are `[vdso]`, `[vvar]` and others.
+/// Kind of a region. The name of anonymous memory is without `[anon:` and `]`. A file's path is in the process's mount namespace,
+/// or the kernel's name (`/dev/zero (deleted)`, `/memfd:…`). Mappings of the kernel are `[vdso]`, `[vvar]` and others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RegionKind {
     Anonymous { name: Option<String> },
@@ -134,12 +135,12 @@ impl Region {
         matches!(&self.kind, RegionKind::File { path } if is_stubs(path))
     }
 
-    /// Whether it is a map of the kernel side that a program shares, such as the inline engine's.
+    /// Whether the region is a map of the kernel side that a program shares, such as the inline engine's.
     pub(crate) fn is_bpf_map(&self) -> bool {
         matches!(&self.kind, RegionKind::File { path } if path.as_os_str() == "anon_inode:bpf-map")
     }
 
-    /// Whether it is of memfd_secret(2): the kernel refuses to read it for other processes.
+    /// Whether the region is memory of memfd_secret(2): the kernel refuses to read it for other processes.
     pub(crate) fn is_secret(&self) -> bool {
         matches!(&self.kind, RegionKind::File { path } if path.to_str().is_some_and(|path| path.starts_with("/secretmem")))
     }
@@ -182,7 +183,8 @@ pub(crate) fn executable_mappings(pid: Pid) -> Result<Vec<Mapping>, ProcError> {
     Ok(read(pid, parse_mapping)?.0)
 }
 
-/// By rising address; empty for kernel threads and zombies. Fails above 2²⁰: leaving some out would report false leaks.
+/// Regions of a process by rising address; empty for kernel threads and zombies. Fails above 2²⁰: leaving some out would report
+/// false leaks.
 pub fn regions(pid: Pid) -> Result<Vec<Region>, ProcError> {
     match read(pid, |line| parse_region(line).map(Some))? {
         (regions, false) => Ok(regions),
@@ -190,7 +192,8 @@ pub fn regions(pid: Pid) -> Result<Vec<Region>, ProcError> {
     }
 }
 
-/// `parse` returns `Some(None)` for lines to skip. Also returns whether there are more than the limit.
+/// Reads the lines of `/proc/PID/maps`. `parse` returns `Some(None)` for lines to skip. Also returns whether there are more than
+/// the limit.
 fn read<T>(pid: Pid, parse: impl Fn(&[u8]) -> Option<Option<T>>) -> Result<(Vec<T>, bool), ProcError> {
     let failed = |source| ProcError::from_io(pid, "maps", source);
     let file = File::open(entry_path(pid, "maps")).map_err(failed)?;
@@ -247,7 +250,8 @@ pub(crate) fn parse_mapping(line: &[u8]) -> Option<Option<Mapping>> {
     Some(Some(Mapping { start, end, offset, device, inode, name: mapping_name(name) }))
 }
 
-/// Executable heaps and stacks (generated code) and labels `[anon:…]`, which the process chooses, are anonymous memory.
+/// Name of a mapping. Executable heaps and stacks (generated code) and labels `[anon:…]`, which the process chooses, are
+/// anonymous memory.
 fn mapping_name(field: &[u8]) -> MappingName {
     match field {
         b"[vdso]" | b"[vsyscall]" | b"[uprobes]" => MappingName::Special(shown::text(field).into_owned()),

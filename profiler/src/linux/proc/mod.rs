@@ -1,4 +1,4 @@
-//! `/proc`, reduced to what heapbpf needs.
+//! Access to `/proc`, reduced to what heapbpf needs.
 
 pub(crate) mod hierarchy;
 pub(crate) mod maps;

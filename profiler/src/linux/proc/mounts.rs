@@ -20,7 +20,7 @@ use crate::linux::invoker::invoker;
 use crate::linux::known;
 use crate::shown;
 
-/// A container's table has dozens of lines; those of hosts have thousands.
+/// Maximum size of a mount table. A container's table has dozens of lines; those of hosts have thousands.
 const TABLE_BYTES_MAX: u64 = 16 << 20;
 
 /// File systems that answer by themselves, whose files can be read at any time: names in mount tables, and numbers of `f_type` in
@@ -45,18 +45,19 @@ const LOCAL: [(&str, FsWord); 18] = [
     ("hugetlbfs", 0x9584_58f6),
     (OVERLAY, 0x794c_7630),
 ];
-/// Shows the files of other file systems. In a user namespace, any user can mount it over those that do not answer.
+/// Name of the overlay, which shows the files of other file systems. In a user namespace, any user can mount it over those that
+/// do not answer.
 const OVERLAY: &str = "overlay";
-/// The kind of `/proc`.
+/// Name of the file system of `/proc`.
 const PROCESSES: &str = "proc";
-/// Links that are followed on one way: as many as the kernel follows (`MAXSYMLINKS` in include/linux/namei.h).
+/// Maximum number of links that are followed on one way: as many as the kernel follows (`MAXSYMLINKS` in include/linux/namei.h).
 const LINKS_MAX: u32 = 40;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Mount {
     kind: String,
     point: PathBuf,
-    /// Whose program serves a FUSE.
+    /// User whose program serves a FUSE.
     user: Option<u32>,
 }
 
@@ -65,12 +66,12 @@ impl Mount {
         LOCAL.iter().any(|(kind, _)| *kind == self.kind) || (device.major != 0 && !self.is_fuse())
     }
 
-    /// Also of block devices (`fuseblk`).
+    /// Whether the mount is a FUSE, also of a block device (`fuseblk`).
     fn is_fuse(&self) -> bool {
         self.kind.starts_with("fuse")
     }
 
-    /// Whether root serves it, or the user who invoked heapbpf.
+    /// Whether the file system is not a FUSE, or is served by root or by the user who invoked heapbpf.
     fn is_trusted(&self) -> bool {
         let is_of = |user: u32| user == 0 || invoker().is_some_and(|(invoker, _)| invoker == user);
         !self.is_fuse() || self.user.is_some_and(is_of)
@@ -81,7 +82,7 @@ impl Mount {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Distant {
     pub(crate) device: Device,
-    /// Where it is mounted.
+    /// Path at which the file system is mounted.
     pub(crate) point: PathBuf,
 }
 
@@ -89,14 +90,14 @@ pub(crate) struct Distant {
 #[derive(Debug, Default)]
 struct Table {
     mounts: HashMap<Device, Mount>,
-    /// What is mounted at each point, not below another.
+    /// Device of the file system that was mounted last at each point.
     points: HashMap<PathBuf, Device>,
-    /// That of the root directory.
+    /// Device of the root directory.
     root: Option<Device>,
 }
 
 impl Table {
-    /// Skips malformed lines.
+    /// Parses a mount table. Skips malformed lines.
     fn parse(text: &[u8]) -> Self {
         let mut table = Self::default();
         for (device, mount) in text.split(|&byte| byte == b'\n').filter_map(parse_line) {
@@ -109,12 +110,14 @@ impl Table {
         table
     }
 
-    /// If the root directory does not answer, nothing on the machine works.
+    /// Whether a file system answers by itself. The one of the root directory counts as local: if it does not answer, nothing on
+    /// the machine works.
     fn is_local(&self, device: Device) -> Option<bool> {
         Some(self.root == Some(device) || self.mounts.get(&device)?.is_local(device))
     }
 
-    /// Looks up names in file systems that answer by themselves only. `path` must be absolute.
+    /// The first file system on a path that does not answer by itself. Looks up names only in file systems that do. `path` must
+    /// be absolute.
     fn first_distant(&self, path: &Path) -> Option<Distant> {
         let names = |path: &Path| path.iter().rev().map(OsStr::to_owned).collect::<Vec<_>>();
         let mut at = PathBuf::from("/");
@@ -125,7 +128,7 @@ impl Table {
                 at.pop();
                 continue;
             }
-            // A root directory replaces the path.
+            // A name that is a root directory replaces the path.
             at.push(name);
             if let Some(&device) = self.points.get(&at) {
                 if !self.is_local(device)? && self.mounts.get(&device)?.kind != PROCESSES {
@@ -133,7 +136,7 @@ impl Table {
                 }
             } else if let Ok(target) = fs::read_link(&at) {
                 at.pop();
-                // Such links lead elsewhere than they read.
+                // Links in `/proc` lead elsewhere than their text states.
                 if self.kind_at(&at) == Some(PROCESSES) {
                     return None;
                 }
@@ -164,7 +167,8 @@ fn parse_line(line: &[u8]) -> Option<(Device, Mount)> {
     Some((device, Mount { kind, point, user: user.and_then(|user| user.parse().ok()) }))
 }
 
-/// Space, tab, line feed and backslash are three octal digits behind a backslash (`mangle` in fs/proc_namespace.c).
+/// Replaces escapes: space, tab, line feed and backslash are three octal digits behind a backslash (`mangle` in
+/// fs/proc_namespace.c).
 fn unescape(mut field: &[u8]) -> PathBuf {
     let mut plain = Vec::with_capacity(field.len());
     while let Some((&first, tail)) = field.split_first() {
@@ -176,7 +180,7 @@ fn unescape(mut field: &[u8]) -> PathBuf {
     PathBuf::from(OsString::from_vec(plain))
 }
 
-/// heapbpf's own table.
+/// The mount table of heapbpf itself.
 struct Own {
     file: File,
     table: Table,
@@ -206,7 +210,7 @@ impl Own {
         Ok(())
     }
 
-    /// The kernel reports changes of the table since the last call (`mounts_poll` in fs/proc_namespace.c).
+    /// The present table. The kernel reports changes of the table since the last call (`mounts_poll` in fs/proc_namespace.c).
     fn refreshed(&mut self) -> &Table {
         let mut polled = [PollFd::new(&self.file, PollFlags::PRI)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -222,12 +226,13 @@ fn own<T>(find: impl FnOnce(&Table) -> Option<T>) -> Option<T> {
     find(own.as_mut()?.refreshed())
 }
 
-/// Whether a file system that is mounted where heapbpf runs is one that answers; `None` for others.
+/// Whether a file system that is mounted where heapbpf runs answers by itself; `None` for file systems that are not mounted
+/// there.
 pub(crate) fn is_local_here(device: Device) -> Option<bool> {
     own(|table| table.is_local(device))
 }
 
-/// The first file system on the way to a file of this machine that does not answer by itself. Asks it nothing.
+/// The first file system on the way to a file of this machine that does not answer by itself. Makes no request to it.
 pub(crate) fn first_distant(path: &Path) -> Option<Distant> {
     let path = std::path::absolute(path).ok()?;
     own(|table| table.first_distant(&path))
@@ -248,19 +253,19 @@ pub(crate) fn is_local(pid: Pid, device: Device) -> bool {
     if let Some(is_local) = is_local_here(device) {
         return is_local;
     }
-    // Only root mounts and unmounts there.
+    // In these namespaces, only root mounts and unmounts.
     if is_of_our_users(pid) {
         return of_container(pid, |table| table.mounts.get(&device).map(|mount| mount.is_local(device)))
             .unwrap_or(device.major != 0);
     }
     match of(pid).mounts.get(&device) {
         Some(mount) => mount.is_local(device) && mount.kind != OVERLAY,
-        // Unmounted by name, or below an overlay. Only root mounts block devices.
+        // The file system was unmounted, or is below an overlay. Only root mounts block devices.
         None => device.major != 0,
     }
 }
 
-/// The tables of containers that were read last, by their mount namespaces: programs of one container have dozens of files.
+/// The mount tables of containers that were read last, by their mount namespaces: programs of one container have dozens of files.
 static CONTAINERS: Mutex<VecDeque<(u64, Instant, Table)>> = Mutex::new(VecDeque::new());
 const CONTAINERS_MAX: usize = 16;
 const READ_AGAIN_AFTER: Duration = Duration::from_secs(1);
@@ -286,7 +291,7 @@ pub(crate) fn is_trusted(pid: Pid, device: Device) -> bool {
     here.unwrap_or_else(|| is_of_our_users(pid) && of(pid).mounts.get(&device).is_some_and(Mount::is_trusted))
 }
 
-/// Where heapbpf or a process has mounted a file system. A process's own paths begin at its root directory.
+/// Path at which heapbpf or a process has mounted a file system. A process's own paths begin at its root directory.
 pub(crate) fn point_of(pid: Pid, device: Device) -> Option<PathBuf> {
     let here = own(|table| table.mounts.get(&device).map(|mount| mount.point.clone()));
     here.or_else(|| {

@@ -25,7 +25,7 @@ pub enum ProcError {
     Permission { pid: Pid, entry: &'static str },
     #[error("cannot read `/proc/{pid}/{entry}`: {source}; check that /proc is mounted (`mount -t proc proc /proc`)")]
     Io { pid: Pid, entry: &'static str, source: io::Error },
-    /// `vm.max_map_count` is 65,530 by default.
+    /// The default of `vm.max_map_count` is 65,530.
     #[error("process `{pid}` has more mappings than the limit of {max}; see `sysctl vm.max_map_count`")]
     TooManyMappings { pid: Pid, max: usize },
     #[error("cannot list `/proc`: {0}; check that it is mounted (`mount -t proc proc /proc`)")]
@@ -49,16 +49,16 @@ impl ProcError {
     }
 }
 
-/// `PROC_PID_INIT_INO` in include/linux/proc_ns.h.
+/// Inode of the initial PID namespace (`PROC_PID_INIT_INO` in include/linux/proc_ns.h).
 const INITIAL_PID_NAMESPACE_INODE: u64 = 0xEFFF_FFFC;
-/// `PROC_USER_INIT_INO` there.
+/// Inode of the initial user namespace (`PROC_USER_INIT_INO` in include/linux/proc_ns.h).
 const INITIAL_USER_NAMESPACE_INODE: u64 = 0xEFFF_FFFD;
 
 /// Read limit of a command line, which a target may enlarge to megabytes.
 const ARGUMENTS_BYTES_MAX: u64 = 1 << 20;
 
 const NAME_BYTES_MAX: u64 = 64;
-/// Read limit: a line has 65,536 groups (`NGROUPS_MAX`) of at most 11 bytes.
+/// Read limit of a status: a line has 65,536 groups (`NGROUPS_MAX`) of at most 11 bytes.
 const STATUS_BYTES_MAX: u64 = 1 << 20;
 const SYSCALL_BYTES_MAX: u64 = 512;
 
@@ -67,7 +67,7 @@ pub(crate) fn exists(pid: Pid) -> bool {
     Path::new("/proc").join(pid.to_string()).exists()
 }
 
-/// False without procfs, and with that of another PID namespace.
+/// Whether procfs is mounted for this PID namespace.
 fn exists_proc() -> bool {
     Path::new("/proc/self").exists()
 }
@@ -79,7 +79,8 @@ fn is_hidden(pid: Pid) -> bool {
     matches!(answer, Some(Ok(()) | Err(rustix::io::Errno::PERM)))
 }
 
-/// Arguments, as the process may have overwritten them; what is not UTF-8 is escaped. Empty for kernel threads, zombies and in an exec.
+/// Arguments of a process, as it may have overwritten them; bytes that are not UTF-8 are escaped. Empty for kernel threads,
+/// zombies and in an exec.
 pub(crate) fn arguments(pid: Pid) -> Result<Vec<String>, ProcError> {
     let bytes = read(pid, "cmdline", ARGUMENTS_BYTES_MAX)?;
     let bytes = bytes.strip_suffix(&[0]).unwrap_or(&bytes);
@@ -94,7 +95,7 @@ pub(crate) fn status(pid: Pid) -> io::Result<String> {
     Ok(shown::text(&read_file(entry_path(pid, "status"), STATUS_BYTES_MAX)?).into_owned())
 }
 
-/// The same of a thread.
+/// The text of `/proc/PID/task/TID/status`.
 pub(crate) fn thread_status(pid: Pid, tid: Tid) -> io::Result<String> {
     let path = format!("/proc/{pid}/task/{}/status", tid.0);
     Ok(shown::text(&read_file(path, STATUS_BYTES_MAX)?).into_owned())
@@ -106,12 +107,12 @@ pub(crate) fn of_thread(tid: Tid) -> Option<Pid> {
     status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok().map(Pid)
 }
 
-/// Who a process is to itself and to the system.
+/// PID and user of a process, as it and the system see them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
-    /// Its number in its own PID namespace.
+    /// PID of the process in its own PID namespace.
     pub(crate) own_pid: u32,
-    /// Effective user.
+    /// Effective user of the process.
     pub(crate) uid: u32,
 }
 
@@ -130,7 +131,7 @@ impl Owner {
     }
 }
 
-/// The kernel's name for the process, at most 15 bytes. What is not UTF-8 is escaped.
+/// The kernel's name for the process, at most 15 bytes. Bytes that are not UTF-8 are escaped.
 pub(crate) fn comm(pid: Pid) -> Result<String, ProcError> {
     Ok(name(&read(pid, "comm", NAME_BYTES_MAX)?))
 }
@@ -139,7 +140,7 @@ fn name(bytes: &[u8]) -> String {
     shown::text(bytes.strip_suffix(b"\n").unwrap_or(bytes)).into_owned()
 }
 
-/// All processes by rising PID, including kernel threads and zombies.
+/// PIDs of all processes in rising order, including kernel threads and zombies.
 pub(crate) fn all() -> Result<Vec<Pid>, ProcError> {
     let mut pids = Vec::new();
     for entry in fs::read_dir("/proc").map_err(ProcError::List)? {
@@ -157,7 +158,8 @@ pub(crate) fn number(name: &str) -> Option<Pid> {
     digits.then(|| name.parse().ok().map(Pid)).flatten()
 }
 
-/// As the process sees it, without the kernel's suffix ` (deleted)`, which a name may have too. Not for kernel threads.
+/// Path of the executable as the process sees it, without the kernel's suffix ` (deleted)`, which a name may have too. Not for
+/// kernel threads.
 pub(crate) fn executable(pid: Pid) -> Result<PathBuf, ProcError> {
     let path = fs::read_link(entry_path(pid, "exe")).map_err(|source| ProcError::from_io(pid, "exe", source))?;
     let bytes = path.as_os_str().as_bytes();
@@ -169,16 +171,16 @@ pub(crate) fn in_initial_pid_namespace() -> Result<bool, ProcError> {
     is_in_namespace("ns/pid", INITIAL_PID_NAMESPACE_INODE)
 }
 
-/// Whether children of this process will be in another PID namespace than itself, as after `unshare --pid` without `--fork`: then it can
-/// have no thread (`copy_process` in kernel/fork.c). Until the first child, the link is missing (`pidns_for_children_get` in
-/// kernel/pid_namespace.c).
+/// Whether children of this process will be in another PID namespace than this process, as after `unshare --pid` without
+/// `--fork`: then it can have no thread (`copy_process` in kernel/fork.c). Until the first child, the link is missing
+/// (`pidns_for_children_get` in kernel/pid_namespace.c).
 pub(crate) fn is_between_pid_namespaces() -> bool {
     let of = |name: &str| fs::read_link(Path::new("/proc/self/ns").join(name)).ok();
     let own = of("pid");
     own.is_some() && own != of("pid_for_children")
 }
 
-/// Whether this process's capabilities are those that BPF and probes require.
+/// Whether this process is in the user namespace whose capabilities BPF and probes require.
 pub(crate) fn in_initial_user_namespace() -> Result<bool, ProcError> {
     is_in_namespace("ns/user", INITIAL_USER_NAMESPACE_INODE)
 }
@@ -195,14 +197,14 @@ pub(crate) fn root(pid: Pid) -> io::Result<File> {
     Ok(File::from(openat(CWD, entry_path(pid, "root"), flags, Mode::empty())?))
 }
 
-/// The path of an entry. What all threads of a process share is in the entries of another thread if the first one has exited before
-/// others: the kernel has released its part.
+/// Path of an entry of a process. If the first thread has exited before others, entries that all threads share are those of
+/// another thread: the kernel has released the first thread's.
 pub(crate) fn entry_path(pid: Pid, entry: &str) -> PathBuf {
     let directory = if is_shared_by_threads(entry) { shared_entries(pid) } else { pid };
     PathBuf::from(format!("/proc/{directory}/{entry}"))
 }
 
-/// Entries of the memory, the files and the namespaces of a process, which a zombie does not have.
+/// Whether an entry is about the memory, the files or the namespaces of a process, which a zombie does not have.
 fn is_shared_by_threads(entry: &str) -> bool {
     let name = entry.split('/').next().unwrap_or_default();
     let of_memory = ["auxv", "cmdline", "environ", "exe", "map_files", "maps", "mem", "pagemap", "smaps"];
@@ -210,7 +212,8 @@ fn is_shared_by_threads(entry: &str) -> bool {
     of_memory.contains(&name) || of_files.contains(&name) || entry == "ns/mnt"
 }
 
-/// The thread whose directory has what all threads share: the first one of the process, or another one if that has exited.
+/// The thread whose directory has the entries that all threads share: the first thread of the process, or another one if that has
+/// exited.
 pub(super) fn shared_entries(pid: Pid) -> Pid {
     let lacks_program = |pid: Pid| {
         fs::read_link(format!("/proc/{pid}/exe")).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
@@ -223,7 +226,7 @@ pub(super) fn shared_entries(pid: Pid) -> Pid {
     threads.find(|thread| *thread != pid && !lacks_program(*thread)).unwrap_or(pid)
 }
 
-/// The kernel's name for a thread (`/proc/PID/task/TID/comm`), at most 15 bytes. What is not UTF-8 is escaped.
+/// The kernel's name for a thread (`/proc/PID/task/TID/comm`), at most 15 bytes. Bytes that are not UTF-8 are escaped.
 pub(crate) fn thread_name(pid: Pid, tid: Tid) -> Result<String, ProcError> {
     let bytes = read_file(format!("/proc/{pid}/task/{}/comm", tid.0), NAME_BYTES_MAX);
     Ok(name(&bytes.map_err(|source| ProcError::from_io(pid, "task", source))?))
@@ -243,13 +246,13 @@ pub(in crate::linux) fn read(pid: Pid, entry: &'static str, bytes_max: u64) -> R
 }
 
 pub(super) fn read_file(path: impl AsRef<Path>, bytes_max: u64) -> io::Result<Vec<u8>> {
-    // Large enough for most entries: the kernel generates a command line again for each `read`.
+    // The buffer is large enough for most entries: the kernel generates a command line again for each `read`.
     let mut bytes = Vec::with_capacity(4096);
     File::open(path)?.take(bytes_max).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// Read limit: a line per hierarchy, of which there are about 15, and paths of at most 4 KiB.
+/// Read limit of the groups: a line per hierarchy, of which there are about 15, and paths of at most 4 KiB.
 const CGROUPS_BYTES_MAX: u64 = 1 << 16;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -260,8 +263,8 @@ pub struct Membership {
     pub path: String,
 }
 
-/// Groups: one with version 2, one per hierarchy with version 1, both where both are mounted. What is not UTF-8 is escaped. Paths are
-/// those below this process's own mounts: from the root of its cgroup namespace.
+/// Groups of a process: one with version 2, one per hierarchy with version 1, both where both are mounted. Bytes that are not
+/// UTF-8 are escaped. Paths are those below this process's own mounts: from the root of its cgroup namespace.
 pub(crate) fn memberships(pid: Pid) -> Result<Vec<Membership>, ProcError> {
     let bytes = read(pid, "cgroup", CGROUPS_BYTES_MAX)?;
     Ok(parse_cgroups(&shown::text(&bytes)))
@@ -279,19 +282,20 @@ pub(crate) fn parse_cgroups(text: &str) -> Vec<Membership> {
     text.split('\n').filter_map(membership).collect()
 }
 
-/// Read limit: the kernel writes about 50 words.
+/// Read limit of the auxiliary vector: the kernel writes about 50 words.
 const AUXV_BYTES_MAX: u64 = 4096;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Auxv(Vec<[u64; 2]>);
 
 impl Auxv {
-    /// `None` when there is no such process, it cannot be read, or it has no vector (kernel threads, zombies).
+    /// Reads the vector of a process. `None` when there is no such process, it cannot be read, or it has no vector (kernel
+    /// threads, zombies).
     pub fn read(pid: Pid) -> Option<Self> {
         Self::parse(&read(pid, "auxv", AUXV_BYTES_MAX).ok()?)
     }
 
-    /// `None` without the terminating `AT_NULL`.
+    /// Parses a vector. `None` without the terminating `AT_NULL`.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let words: Vec<u64> = bytes.as_chunks().0.iter().map(|&word| u64::from_ne_bytes(word)).collect();
         let entries = words.as_chunks().0;
@@ -299,7 +303,7 @@ impl Auxv {
         Some(Self(entries[..end].to_vec()))
     }
 
-    /// `wanted` is `libc::AT_*`.
+    /// Value of an entry. `wanted` is `libc::AT_*`.
     pub fn get(&self, wanted: u64) -> Option<u64> {
         self.0.iter().find_map(|&[kind, value]| (kind == wanted).then_some(value))
     }
@@ -316,7 +320,8 @@ pub(crate) struct EpollSet {
 }
 
 impl EpollSet {
-    /// Empty if the process has exited. Reads the link of each open file, so call it before the process is stopped.
+    /// Finds the epoll descriptors of a process. Empty if the process has exited. Reads the link of each open file, so call it
+    /// before the process is stopped.
     pub(crate) fn of(pid: Pid) -> Self {
         let Ok(files) = fs::read_dir(entry_path(pid, "fd")) else { return Self::default() };
         let is_epoll = |path: &Path| fs::read_link(path).is_ok_and(|to| to.as_os_str() == "anon_inode:[eventpoll]");
@@ -325,7 +330,7 @@ impl EpollSet {
         Self { descriptors: epolls.collect() }
     }
 
-    /// User data of these descriptors and all timers. A kernel without `CONFIG_CHECKPOINT_RESTORE` lists no timers.
+    /// User data of the epoll descriptors and of all timers. A kernel without `CONFIG_CHECKPOINT_RESTORE` lists no timers.
     pub(crate) fn user_data(&self, pid: Pid) -> Vec<u64> {
         let mut words = Vec::new();
         for descriptor in &self.descriptors {
@@ -343,13 +348,13 @@ fn collect(path: &Path, word: fn(&str) -> Option<u64>, words: &mut Vec<u64>) {
     words.extend(lines.filter_map(|line| word(&line)).take(room));
 }
 
-/// `tfd:        4 events:       19 data:     559d89d542a0  pos:0 ino:40e sdev:10`
+/// User data in a line such as `tfd:        4 events:       19 data:     559d89d542a0  pos:0 ino:40e sdev:10`.
 pub(crate) fn of_epoll(line: &str) -> Option<u64> {
     let (_, data) = line.strip_prefix("tfd:")?.split_once("data:")?;
     u64::from_str_radix(data.split_ascii_whitespace().next()?, 16).ok()
 }
 
-/// `signal: 10/0000559d89d54320`
+/// User data in a line such as `signal: 10/0000559d89d54320`.
 pub(crate) fn of_timer(line: &str) -> Option<u64> {
     let (_, value) = line.strip_prefix("signal:")?.split_once('/')?;
     u64::from_str_radix(value.trim(), 16).ok()

@@ -16,7 +16,7 @@ pub(crate) struct MappedMemory {
     pub(crate) amounts: MappedAmounts,
 }
 
-/// By rising address; empty for kernel threads and zombies.
+/// Memory of the mappings of a process by rising address; empty for kernel threads and zombies.
 pub(crate) fn smaps(pid: Pid) -> Result<Vec<MappedMemory>, ProcError> {
     let failed = |source| ProcError::from_io(pid, "smaps", source);
     let file = File::open(entry_path(pid, "smaps")).map_err(failed)?;
@@ -35,7 +35,7 @@ pub(crate) fn smaps(pid: Pid) -> Result<Vec<MappedMemory>, ProcError> {
     }
 }
 
-/// `None` for an invalid line. Fields that are not needed are skipped.
+/// Adds a line; `None` for an invalid line. Skips fields that are not needed.
 fn add_line(all: &mut Vec<MappedMemory>, line: &[u8]) -> Option<()> {
     // Names of fields start with a capital letter, addresses are hexadecimal with small letters.
     if !line.first()?.is_ascii_uppercase() {

@@ -1,4 +1,4 @@
-//! Statistics and threads. The `procfs` crate is not used for `stat`: it panics on a truncated line.
+//! Statistics and threads of processes. The `procfs` crate is not used for `stat`: it panics on a truncated line.
 
 use std::fs;
 use std::time::Duration;
@@ -8,22 +8,22 @@ use crate::linux::memory::page_bytes;
 use crate::linux::proc::{ProcError, process};
 use crate::shown;
 
-/// Read limit: 52 numbers of at most 20 digits and a name of at most 64 bytes.
+/// Read limit of a line: 52 numbers of at most 20 digits and a name of at most 64 bytes.
 const LINE_BYTES_MAX: u64 = 4096;
 
-/// `PF_EXITING` and `PF_KTHREAD` (<https://github.com/torvalds/linux/blob/v6.12/include/linux/sched.h#L1696>).
+/// Flags `PF_EXITING` and `PF_KTHREAD` (<https://github.com/torvalds/linux/blob/v6.12/include/linux/sched.h#L1696>).
 const EXITING: u32 = 0x4;
 const KERNEL_THREAD: u32 = 0x0020_0000;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Stat {
     pub comm: String,
-    /// `R`, `S`, `D`, `T`, `t`, `I`, and `Z` or `X` after its exit.
+    /// State of the process: `R`, `S`, `D`, `T`, `t`, `I`, and `Z` or `X` after its exit.
     pub state: char,
     pub parent: Pid,
     pub group: i32,
     pub session: i32,
-    /// The foreground process group of its terminal; -1 without a terminal.
+    /// The foreground process group of the process's terminal; -1 without a terminal.
     pub foreground: i32,
     pub start_ticks: StartTime,
     pub kernel_thread: bool,
@@ -31,11 +31,11 @@ pub(crate) struct Stat {
     pub exiting: bool,
     /// CPU time of all threads, user and system, in clock ticks.
     pub cpu_ticks: u64,
-    /// Size of its address space; 0 for kernel threads and after its exit.
+    /// Size of the process's address space; 0 for kernel threads and after its exit.
     pub virtual_bytes: u64,
     /// Resident memory, accurate to some pages: the kernel counts per CPU.
     pub resident_bytes: u64,
-    /// Wait status after its exit; 0 without the permission to trace it.
+    /// Wait status of the process after its exit; 0 without the permission to trace it.
     pub exit_status: Option<i32>,
 }
 
@@ -46,7 +46,8 @@ impl Stat {
         parse(&shown::text(&bytes), page_bytes).ok_or(ProcError::Malformed { pid, entry: "stat" })
     }
 
-    /// Those of a process that runs on after its first thread has exited have the state and the memory of another thread.
+    /// Statistics of a process. If the process runs on after its first thread has exited, state and memory are those of another
+    /// thread.
     pub(crate) fn of_process(pid: Pid) -> Result<Self, ProcError> {
         let stat = Self::read(pid)?;
         if !stat.has_ended() {
@@ -65,14 +66,14 @@ impl Stat {
         self.start_ticks == identity.start_ticks
     }
 
-    /// Number of CPUs that it has used on average since its start; `boot_ns` is the present time since boot.
+    /// Number of CPUs that the process has used on average since its start; `boot_ns` is the present time since boot.
     #[expect(clippy::cast_precision_loss, reason = "a ratio of times")]
     pub(crate) fn cpus(&self, boot_ns: u64) -> f64 {
         let age_ticks = self.age(boot_ns).as_secs_f64() * rustix::param::clock_ticks_per_second() as f64;
         self.cpu_ticks as f64 / age_ticks.max(1.0)
     }
 
-    /// Time since its start, accurate to a clock tick; `boot_ns` is the present time since boot.
+    /// Time since the start of the process, accurate to a clock tick; `boot_ns` is the present time since boot.
     pub(crate) fn age(&self, boot_ns: u64) -> Duration {
         let tick_ns = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
         Duration::from_nanos(boot_ns.saturating_sub(self.start_ticks.0.saturating_mul(tick_ns)))
@@ -84,7 +85,7 @@ impl Stat {
     }
 }
 
-/// Parses the line (field numbers of `man 5 proc_pid_stat`, from 1).
+/// Parses the line of a `stat` file (field numbers of `man 5 proc_pid_stat`, from 1).
 pub(crate) fn parse(line: &str, page_bytes: u64) -> Option<Stat> {
     // A process chooses its name, which may contain blanks and parentheses; only numbers follow the last parenthesis.
     let (_, named) = line.split_once('(')?;
@@ -103,7 +104,7 @@ pub(crate) fn parse(line: &str, page_bytes: u64) -> Option<Stat> {
         exiting: field(9)?.parse::<u32>().ok()? & EXITING != 0,
         cpu_ticks: field(14)?.parse::<u64>().ok()?.saturating_add(field(15)?.parse().ok()?),
         virtual_bytes: field(23)?.parse().ok()?,
-        // Signed: the sum over the CPUs may be negative for a short time.
+        // The value is signed: the sum over the CPUs may be negative for a short time.
         resident_bytes: u64::try_from(field(24)?.parse::<i64>().ok()?).unwrap_or(0).saturating_mul(page_bytes),
         exit_status: field(52).and_then(|status| status.parse().ok()),
     })
@@ -116,8 +117,8 @@ pub(crate) struct Status {
     pub parent: Pid,
 }
 
-/// Threads that wait without being interruptible, as for a child of `vfork`, for a device, or in a frozen control group. They stop for
-/// no tracer until they go on. None if the process has ended.
+/// Threads that wait without being interruptible, as for a child of `vfork`, for a device, or in a frozen control group. Such
+/// threads stop for no tracer until they go on. Empty if the process has ended.
 pub(crate) fn waiting_threads(pid: Pid) -> Vec<Tid> {
     let is_waiting = |tid: &Tid| status(pid, *tid).is_some_and(|status| status.state == 'D');
     threads(pid).into_iter().flatten().filter(is_waiting).collect()
@@ -145,8 +146,8 @@ pub(crate) fn living_thread(pid: Pid) -> Option<Pid> {
     others.into_iter().find(|tid| lives(*tid))
 }
 
-/// Whether the first thread of a process has exited before others. When a whole process exits, its threads do one after the other: those
-/// that have been killed do not count.
+/// Whether the first thread of a process has exited before others. When a whole process exits, its threads do so one after the
+/// other: threads that have been killed do not count.
 pub(crate) fn first_thread_has_exited(pid: Pid) -> bool {
     if Stat::read(pid).is_ok_and(|stat| !stat.has_ended()) {
         return false;

@@ -25,7 +25,7 @@ pub(crate) fn write_own(entry: &str, text: &str) -> io::Result<()> {
     open("self", entry)?.write_all(text.as_bytes())
 }
 
-/// Fails for what is mounted over the file.
+/// Opens a file of a process. Fails if another file system is mounted over the file.
 fn open(process: &str, entry: &str) -> io::Result<File> {
     let path = Path::new("/proc").join(process).join(entry);
     let file = openat(CWD, path, OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty())?;

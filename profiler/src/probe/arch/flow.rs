@@ -10,32 +10,32 @@ use super::transfer::{Argument, Known as _, Step, Transfer};
 
 /// Access to a module's code by link address.
 pub(crate) trait ReadCode {
-    /// Bytes from this address on: at least one instruction, unless the address is not in code.
+    /// Bytes of code from this address on: at least one instruction, unless the address is not in code.
     fn code_at(&mut self, address: u64) -> Option<&[u8]>;
-    /// Whether a function starts here. Execution does not fall through into it: a call before it does not return.
+    /// Whether a function starts at this address. Execution does not fall through into it: a call before it does not return.
     fn is_start(&self, address: u64) -> bool;
-    /// Whether a hooked function that allocates starts here. Its own code is not followed.
+    /// Whether a hooked function that allocates starts at this address. The code of such a function is not followed.
     fn is_hooked(&self, address: u64) -> bool;
 }
 
-/// What a function may do in its own frame, as far as its code shows.
+/// Actions of a function in its own frame, as far as its code shows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Flow {
-    /// Hooked functions that it jumps to.
+    /// Hooked functions to which the function jumps.
     pub hooked: Vec<u64>,
-    /// Targets and return addresses of its direct calls.
+    /// Targets and return addresses of the function's direct calls.
     pub calls: Vec<(u64, u64)>,
-    /// Slots of memory through which it calls or jumps: those of imported functions.
+    /// Slots of memory through which the function calls or jumps: those of imported functions.
     pub slots: Vec<u64>,
-    /// It calls or jumps to addresses in registers or elsewhere in memory, or its code cannot be decoded.
+    /// Whether the function calls or jumps to addresses in registers or elsewhere in memory, or its code cannot be decoded.
     pub is_incomplete: bool,
-    /// It may return, itself or by a jump to another function.
+    /// Whether the function may return, itself or by a jump to another function.
     pub returns: bool,
 }
 
 struct Walk<'a, I: InstructionSet> {
     start: u64,
-    /// This argument is not null.
+    /// Register of the argument that is not null.
     not_null: Option<Register>,
     seen: FxHashMap<u64, I::Known>,
     pending: Vec<u64>,
@@ -43,7 +43,7 @@ struct Walk<'a, I: InstructionSet> {
     budget: &'a mut usize,
 }
 
-/// Follows all paths from `start`, each instruction of `budget` at most a few times. With `not_null`, paths are left out that are
+/// Follows all paths from `start`, each instruction of `budget` at most a few times. With `not_null`, leaves out paths that are
 /// taken only if the argument in this register is null.
 pub(in crate::probe) fn follow<I: InstructionSet>(
     code: &mut impl ReadCode,
@@ -125,7 +125,7 @@ impl<I: InstructionSet> Walk<'_, I> {
         }
     }
 
-    /// Visits an address again if less is known there than before.
+    /// Visits an address, again if less is known there than before.
     fn reach(&mut self, address: u64, known: I::Known) {
         match self.seen.entry(address) {
             Entry::Vacant(vacant) => {

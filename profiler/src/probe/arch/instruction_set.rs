@@ -1,4 +1,4 @@
-//! What both processors have: instructions, and what is known of them.
+//! What both processors have in common: instructions and their properties.
 
 use profiler_common::hook::Register;
 
@@ -16,22 +16,22 @@ pub enum Class {
 /// Instructions that this kernel emulates at a probe, beyond those of all kernels with attach cookies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Emulation {
-    /// `nop`: on x86-64 with operands (`0f 1f /0`, also prefixed by `66`), on aarch64 all (Linux 6.13). Kernels differ, so this must
-    /// be measured.
+    /// Whether `nop` is emulated: on x86-64 with operands (`0f 1f /0`, also prefixed by `66`), on aarch64 all (Linux 6.13).
+    /// Kernels differ, so this must be measured.
     pub nops: bool,
 }
 
-/// Where a pointer is in memory, as far as the code shows.
+/// Place of a pointer in memory, as far as the code shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::probe) enum PointerPlace {
-    /// At this link address.
+    /// The pointer is at this link address.
     At(u64),
-    /// So many bytes behind the object whose address is at this link address, as in position-independent code.
+    /// The pointer is so many bytes behind the object whose address is at this link address, as in position-independent code.
     Behind { slot: u64, bytes: u64 },
 }
 
 pub(in crate::probe) trait InstructionSet {
-    /// Integer arguments of a call, first to last.
+    /// Registers of integer arguments of a call, first to last.
     const ARGUMENTS: [Register; 6];
     /// Registers that must have their entry values if a stack is captured, or the return probed.
     const FRAME_REGISTERS: &'static [Register];
@@ -52,8 +52,8 @@ pub(in crate::probe) trait InstructionSet {
     /// Registers at a function's entry.
     fn at_entry() -> Origins;
 
-    /// Executes the instruction at the beginning of `code`. Comparisons of the register `argument` of the entry with null are
-    /// followed. `None` if the instruction is invalid.
+    /// Executes the instruction at the beginning of `code`. Follows comparisons of the entry value of the register `argument`
+    /// with null. Returns `None` if the instruction is invalid.
     fn step(code: &[u8], address: u64, known: &mut Self::Known, argument: Option<Register>) -> Option<Step>;
 
     /// Places from which the first instructions of this code read a word into a register, or which they call or jump through.
@@ -75,22 +75,22 @@ pub(in crate::probe) trait InstructionSet {
 }
 
 pub(in crate::probe) trait Instruction {
-    /// In bytes from the function's entry.
+    /// Offset of the instruction from the function's entry, in bytes.
     fn offset(&self) -> u64;
 
     /// Offset of the next instruction.
     fn end(&self) -> u64;
 
-    /// What a probe on it costs; `None` if the kernel refuses one, or would execute the instruction wrongly.
+    /// Cost of a probe on the instruction; `None` if the kernel refuses one, or would execute the instruction wrongly.
     fn class(&self, emulation: Emulation) -> Option<Class>;
 
     /// Whether the return address that a return probe has replaced before this instruction is still replaced after it.
     fn keeps_return_probe(&self) -> bool;
 
-    /// Whether the next instruction always follows, with or without a probe on it.
+    /// Whether the next instruction always follows, with or without a probe on the next one.
     fn falls_through(&self) -> bool;
 
-    /// As printed by `objdump -d`, except for blanks and bases of numbers.
+    /// Text of the instruction as printed by `objdump -d`, except for blanks and bases of numbers.
     fn text(&self) -> String;
 
     fn step(&self, origins: &mut Origins);

@@ -1,6 +1,6 @@
-//! Instruction sets: decoding, which instructions the kernel emulates at a probe, and the values that registers hold.
+//! Instruction sets: decoding, which instructions the kernel emulates at a probe, and the values in registers.
 //!
-//! Pure, so both are compiled and tested on every processor. [`Native`] is the one of the build.
+//! This module is pure, so both are compiled and tested on every processor. [`Native`] is the one of the build.
 
 #[cfg_attr(not(target_arch = "aarch64"), allow(dead_code, reason = "for another processor; tested on all"))]
 pub(super) mod aarch64;

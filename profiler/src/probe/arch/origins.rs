@@ -2,15 +2,15 @@
 
 use profiler_common::hook::Register;
 
-/// Registers of either processor.
+/// Maximum number of registers of either processor.
 const REGISTERS: usize = 32;
 
-/// For each register, by number, the register whose value at the function's entry it holds. Tracks whole copies only.
+/// For each register, by number, the register whose value at the function's entry it has. Tracks whole copies only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::probe) struct Origins([Option<Register>; REGISTERS]);
 
 impl Origins {
-    /// Of a processor with so many registers.
+    /// Origins at the entry of a function, on a processor with so many registers.
     pub(super) fn at_entry(registers: u8) -> Self {
         let mut origins = Self([None; REGISTERS]);
         (0..registers).map(Register::from_number).for_each(|register| origins.set(register, Some(register)));
@@ -21,7 +21,7 @@ impl Origins {
         self.is_copy(register, register)
     }
 
-    /// A register that holds the entry value of this one: preferably itself.
+    /// Finds a register that has the entry value of this one: preferably itself.
     pub(in crate::probe) fn find(&self, register: Register) -> Option<Register> {
         if self.keeps(register) {
             return Some(register);
@@ -46,7 +46,7 @@ impl Origins {
         self.set(register, None);
     }
 
-    /// What both know.
+    /// Returns the origins that are the same in both.
     pub(super) fn common(&self, other: &Self) -> Self {
         Self(std::array::from_fn(|register| self.0[register].filter(|_| self.0[register] == other.0[register])))
     }

@@ -22,27 +22,27 @@ pub(crate) mod slot {
     pub(crate) const BYTES: usize = 64;
     /// Bytes until the next sample; negative at a sample (i64).
     pub(crate) const COUNTDOWN: i32 = 0;
-    /// Interval that the countdown was drawn for, in bytes (u64), and its code (u32).
+    /// Interval for which the countdown was sampled, in bytes (u64), and its code (u32).
     pub(crate) const INTERVAL: i32 = 8;
     pub(crate) const CODE: i32 = 16;
     /// Code of the interval for the next countdown (u32).
     pub(crate) const NEXT_CODE: i32 = 20;
     /// State of the random number generator (u64).
     pub(crate) const RANDOM: i32 = 24;
-    /// Calls so far (u64).
+    /// Number of calls so far (u64).
     pub(crate) const CALLS: i32 = 32;
-    /// Sampled calls that have executed the probed instruction (u64).
+    /// Number of sampled calls that have executed the probed instruction (u64).
     pub(crate) const SAMPLES: i32 = 40;
-    /// Sampled calls that were left to a function that may throw (u64).
+    /// Number of sampled calls that were left to a function that may throw (u64).
     pub(crate) const LEFT: i32 = 48;
 }
 
 /// How a stub finds its countdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SlotIndex {
-    /// By CPU: at this offset from the thread pointer, `struct rseq` has the CPU's number (Linux 4.18).
+    /// The slot of the current CPU. At this offset from the thread pointer, `struct rseq` has the number of the CPU (Linux 4.18).
     Rseq(i32),
-    /// By a hash of the thread pointer, with 2 to the power of this many slots.
+    /// The slot with the number that a hash of the thread pointer has. There are 2 to the power of this many slots.
     Thread(u32),
 }
 
@@ -50,19 +50,19 @@ pub(crate) enum SlotIndex {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StubFunction<'a> {
     pub shape: CallShape,
-    /// Argument numbers.
+    /// Number of the argument with the size; those of the count and of the pointer follow.
     pub size: usize,
     pub count: Option<usize>,
     pub pointer: Option<usize>,
     pub page_rounded: bool,
-    /// If it may throw.
+    /// How to call the function if it may throw.
     pub nothrow: Option<Nothrow>,
     pub address: u64,
-    /// From the entry to the end of the probed instruction; empty without a probe.
+    /// Code from the entry to the end of the probed instruction; empty without a probe.
     pub prefix: &'a [u8],
-    /// Distance of its heap's first countdown from those of the first heap, in bytes.
+    /// Distance of the first countdown of the function's heap from those of the first heap, in bytes.
     pub heap_offset: u64,
-    /// For `realloc` of null, the stub of `malloc`; for `reallocarray`, the stub of `realloc`: they may be nested calls.
+    /// Stub for calls that may be nested: for `realloc` of null, that of `malloc`; for `reallocarray`, that of `realloc`.
     pub simpler: Option<u64>,
 }
 
@@ -71,13 +71,13 @@ pub(crate) struct StubFunction<'a> {
 pub(crate) struct Nothrow {
     /// Address of the form that returns null instead.
     pub function: u64,
-    /// Number of its argument of type `std::nothrow_t`, of the first three.
+    /// Number of the form's argument of type `std::nothrow_t`, of the first three.
     pub argument: usize,
     /// Address of `std::get_new_handler`.
     pub get_handler: u64,
 }
 
-/// What the stubs of a process have in common.
+/// Properties that the stubs of a process have in common.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Common {
     /// Address of the live set's filter in the process.
@@ -85,7 +85,7 @@ pub(crate) struct Common {
     /// Address of the words by which stubs are switched on and off.
     pub(crate) control: u64,
     pub(crate) index: SlotIndex,
-    /// Address of the routine that draws countdowns.
+    /// Address of the routine that samples countdowns.
     pub(crate) draw: u64,
     /// Size of a page, a power of 2.
     pub(crate) page_bytes: u64,
@@ -93,7 +93,7 @@ pub(crate) struct Common {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StubSite {
-    /// From the beginning of the code.
+    /// Offset from the beginning of the code.
     pub offset: u64,
     pub site: Site,
 }
@@ -102,7 +102,7 @@ pub(crate) struct StubSite {
 #[derive(Debug)]
 pub(crate) struct Routine {
     pub(crate) code: Vec<u8>,
-    /// With offsets from the routine's beginning.
+    /// Places for probes, with offsets from the routine's beginning.
     pub(crate) sites: Vec<StubSite>,
     /// Changes of the frame, with the offsets of the instructions from which on they apply.
     pub(crate) frames: Vec<(u32, CallFrameInstruction)>,
@@ -110,23 +110,23 @@ pub(crate) struct Routine {
 
 /// Assembles stubs for a processor.
 pub(crate) trait StubSet {
-    /// Of ELF files (`e_machine`).
+    /// Processor of ELF files (`e_machine`).
     const MACHINE: u16;
-    /// Between routines: ends the program.
+    /// Instruction between routines, which ends the program.
     const PADDING: &'static [u8];
-    /// How far jumps reach, in bytes.
+    /// Maximum distance of jumps, in bytes.
     const REACH_BYTES: u64;
 
-    /// Without changes of the frame: a function's entry.
+    /// Unwind rules at a function's entry, without changes of the frame.
     fn common_information(encoding: Encoding) -> CommonInformationEntry;
 
-    /// A routine for this address that draws a countdown, with the table of logarithms at another.
+    /// Assembles the routine for this address that samples a countdown. The table of logarithms is at `table`.
     fn draw(address: u64, table: u64) -> Result<Routine, StubError>;
 
     fn stub(address: u64, function: &StubFunction<'_>, common: &Common) -> Result<Routine, StubError>;
 }
 
-/// Entries of the table of logarithms: 2 to the power of this many, and one more.
+/// Binary logarithm of the number of steps in the table of logarithms, which has one entry more.
 pub(crate) const TABLE_BITS: u32 = 8;
 
 /// Entry of the table of logarithms: 2^32 · log2(1 + step / 2^TABLE_BITS).

@@ -1,4 +1,4 @@
-//! Functions of a compiled library, and of the C library.
+//! Tests with functions of a compiled library, and of the C library.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use crate::allocator::functions;
 use crate::object::fixture::Workshop;
 use crate::object::symbols::{Search, defined_functions};
 
-/// Protected functions call each other directly.
+/// A library whose protected functions call each other directly.
 const LIBRARY: &str = r#"
     #include <stddef.h>
     #include <string.h>
@@ -86,7 +86,7 @@ impl Refined {
         self.0.iter().find(|hook| hook.spec.function == function).expect("it is defined")
     }
 
-    /// Whether unsampled calls are followed: of any block, and of null.
+    /// Returns whether unsampled calls are followed: calls for any block, and calls for null.
     fn followed(&self, function: &str) -> (bool, bool) {
         let spec = self.hook(function).spec;
         (spec.delegates, spec.delegates || spec.delegates_null)

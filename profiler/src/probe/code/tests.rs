@@ -1,4 +1,4 @@
-//! Code of installed allocators, compared with `objdump`, and malformed files.
+//! Tests with code of installed allocators, compared with `objdump`, and with malformed files.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::probe::place::{Class, Emulation, Placement, PlacementMode, place};
 /// Directories of libraries.
 const FOLDERS: [&str; 4] = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/lib/x86_64-linux-musl"];
 
-/// Allocators by the prefix of their file name, with Debian's package.
+/// Allocators by the prefix of their file name, with the name of Debian's package.
 const ALLOCATORS: [(&str, &str); 5] = [
     ("libc.so.6", "libc6"),
     ("libjemalloc.so.2", "libjemalloc2"),
@@ -36,7 +36,7 @@ fn library(start: &str, package: &str) -> PathBuf {
     found.next().unwrap_or_else(|| panic!("`{start}` is needed here: apt-get install {package}"))
 }
 
-/// The placements of all hooks of a library by function, with the function's address.
+/// Returns the placements of all hooks of a library by function, with the function's address.
 fn placements(path: &Path) -> BTreeMap<String, (u64, Placement)> {
     let mut modules = ModuleStore::default();
     let id = modules.intern_path(path).expect("it opens");
@@ -53,7 +53,7 @@ fn placements(path: &Path) -> BTreeMap<String, (u64, Placement)> {
     placements
 }
 
-/// The instruction at an address as printed by GNU objdump, without comments and with single blanks.
+/// Returns the instruction at an address as GNU objdump prints it, without comments and with single spaces.
 fn objdump(path: &Path, address: u64) -> String {
     let range = [format!("--start-address={address}"), format!("--stop-address={}", address + 16)];
     let output = Command::new("objdump").args(["-d", "--no-show-raw-insn"]).args(range).arg(path).output();

@@ -1,10 +1,10 @@
-//! Compiled libraries that reach their allocator through pointers.
+//! Tests with compiled libraries that reach their allocator through pointers.
 
 use super::*;
 use crate::object::fixture::Workshop;
 use crate::object::symbols::{Search, defined_functions};
 
-/// `COPIES` functions contain a copy of `pool_get`, unless it is not to be inlined.
+/// A library in which `COPIES` functions contain a copy of `pool_get`, unless it is not to be inlined.
 const LIBRARY: &str = r#"
     #include <stddef.h>
     static void *take(void *context, size_t size) { return (char *)context + size; }
@@ -29,7 +29,8 @@ const SPEC: &str = r#"
     functions = ["pool_get(size=arg1, ptr=ret)", "pool_put(old=arg1)"]
 "#;
 
-/// The heap that is removed from a library with this kind of function `get`, and the hooks that stay.
+/// Returns the function whose copies cause the heap of a library with this kind of `get` to be removed, and the number of hooks
+/// that are left.
 fn removed(kind: &str, spec: &str) -> (Option<InlinedFunction>, usize) {
     let mut functions = HookSet::default();
     functions.parse("pool.toml", spec).expect("well formed");

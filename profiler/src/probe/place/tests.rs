@@ -1,4 +1,4 @@
-//! Placements on code from real allocators, on synthetic code, and on random code against an interpreter.
+//! Tests of placements on code of real allocators, on synthetic code, and on random code, which an interpreter executes.
 
 mod aarch64;
 mod x86_64;
@@ -10,7 +10,7 @@ use crate::allocator::functions;
 
 const ADDRESS: LinkAddr = LinkAddr(0x1000);
 
-/// The table entry of a function.
+/// Returns the table entry of a function.
 fn spec(function: &str) -> HookSpec {
     let tables = [functions::C, functions::OPERATORS, functions::MAPPINGS];
     let mut specs = tables.into_iter().flat_map(|table| table.iter());

@@ -15,10 +15,10 @@ use crate::probe::arch::stub::{StubError, StubSet};
 
 /// Size of the page before the code.
 pub(crate) const HEADER_BYTES: u64 = PAGE_BYTES;
-/// Where the list of stubs begins: a first word, and pairs of a stub's and its function's address.
+/// Offset of the list of stubs: a first word, and pairs of a stub's and its function's address.
 const ENTRIES: usize = 256;
 const MAGIC: u64 = u64::from_le_bytes(*b"hbstubs2");
-/// Stubs that the list has room for.
+/// Maximum number of stubs in the list.
 pub(crate) const ENTRIES_MAX: usize = (PAGE - ENTRIES) / 16 - 1;
 const PAGE: usize = 4096;
 
@@ -42,14 +42,14 @@ pub(crate) fn list(image: &[u8]) -> (u64, &[u8]) {
 /// Unwind rules of a routine.
 #[derive(Debug)]
 pub(super) struct Frames {
-    /// From the beginning of the image.
+    /// Range of the routine's code, from the beginning of the image.
     pub(super) code: Range<usize>,
     /// Offsets in the code from which on the changes apply.
     pub(super) changes: Vec<(u32, CallFrameInstruction)>,
 }
 
 /// Completes an image of code that begins behind its header page and is padded, in whole pages. `entries` are stubs and their
-/// functions: those beyond a page are not found later.
+/// functions: entries beyond a page are not found later.
 pub(super) fn complete<S: StubSet>(
     mut image: Vec<u8>,
     routines: Vec<Frames>,
@@ -74,7 +74,7 @@ pub(super) fn complete<S: StubSet>(
     Ok(image)
 }
 
-/// Of `.eh_frame_hdr` without a table.
+/// Size of `.eh_frame_hdr` without a table.
 const INDEX_BYTES: usize = 8;
 
 /// `.eh_frame` of all routines, for this offset in the image.
@@ -85,7 +85,7 @@ fn frames<S: StubSet>(routines: Vec<Frames>, offset: u64) -> Result<Vec<u8>, Stu
     let mut table = FrameTable::default();
     let common = table.add_cie(common);
     for Frames { code, changes } in routines {
-        // Relative to the frames, because addresses are written relative to themselves.
+        // The address is relative to the frames, because addresses are written relative to themselves.
         let address = Address::Constant((code.start as u64).wrapping_sub(offset));
         let length = u32::try_from(code.len()).unwrap_or(u32::MAX);
         let mut routine = FrameDescriptionEntry::new(address, length);

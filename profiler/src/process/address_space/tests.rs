@@ -106,7 +106,7 @@ fn mappings_survive_the_exit_of_the_process() {
 #[test]
 fn link_address_and_bias_give_the_runtime_address() {
     use crate::object::symbols::{Search, defined_functions};
-    // Compares a function pointer with the result from file and mappings.
+    // The address of a function pointer equals the result from the file and the mappings.
     let here = TargetAddr(libc::getpid as *const () as u64);
     let mut modules = ModuleStore::default();
     let mut space = AddressSpace::new(Pid(std::process::id()));

@@ -22,14 +22,14 @@ const PROT_EXEC: u64 = libc::PROT_EXEC.unsigned_abs() as u64;
 #[derive(Debug)]
 pub(super) struct Loader {
     code: Range<u64>,
-    /// It may also be the C library (musl), so that the address of a system call does not distinguish them.
+    /// Whether the linker is also the C library (musl), so that the address of a system call does not distinguish them.
     is_libc: bool,
     file: Option<u64>,
     opens: bool,
 }
 
 impl Loader {
-    /// Finds that of a process at its exec; `None` for static programs, and if `/proc` is unreadable.
+    /// Finds the dynamic linker of a process at its exec; `None` for static programs, and if `/proc` is unreadable.
     pub(super) fn of(pid: Pid) -> Option<Self> {
         let auxv = Auxv::read(pid)?;
         let base = auxv.get(libc::AT_BASE).unwrap_or(0);
@@ -45,8 +45,8 @@ impl Loader {
         (base != 0 || !is_libc).then_some(Self { code, is_libc, file: None, opens: false })
     }
 
-    /// Whether the linker makes the system call, or else the program. `instruction` is the address after it. `is_done` if the
-    /// linker states that it has loaded the program.
+    /// Whether the linker makes the system call, and not the program. `instruction` is the address after it. `is_done` returns
+    /// whether the linker states that it has loaded the program.
     pub(super) fn makes(
         &mut self,
         instruction: u64,
@@ -67,7 +67,8 @@ impl Loader {
         }
     }
 
-    /// A program that makes the call may be held longer, but must not wait for input: only reads of `file` count.
+    /// Whether a system call is one that a linker makes to load modules. A program that makes such a call may be held longer, but
+    /// must not wait for input: only reads of `file` count.
     fn loads(&self, number: u64, arguments: &[u64; 6]) -> bool {
         match number.cast_signed() {
             libc::SYS_read | libc::SYS_readv | libc::SYS_pread64 => self.file == Some(arguments[0]),
@@ -87,7 +88,7 @@ impl Loader {
     }
 }
 
-/// Where a program begins: in its dynamic linker, if it has one.
+/// Address at which a program begins: in its dynamic linker, if it has one.
 pub(super) fn entry_point(pid: Pid) -> Option<u64> {
     let auxv = Auxv::read(pid)?;
     match auxv.get(libc::AT_BASE).unwrap_or(0) {
@@ -103,7 +104,7 @@ pub(super) fn entry_point(pid: Pid) -> Option<u64> {
 const E_ENTRY: u64 = 24;
 
 fn is_linker_only(name: &str) -> bool {
-    // `ld-2.31.so` and similar until glibc 2.33.
+    // These are the names of glibc's linker: `ld-2.31.so` and similar until glibc 2.33.
     ["ld-linux", "ld-2."].iter().any(|prefix| name.starts_with(prefix))
 }
 
@@ -160,7 +161,7 @@ impl LaunchError {
         Self::NotFound(name, reason)
     }
 
-    /// 127 if the program is missing, 126 if it cannot be executed; `None` if the command is not the cause.
+    /// Exit code: 127 if the program is missing, 126 if it cannot be executed; `None` if the command is not the cause.
     pub(crate) fn exit_code(&self) -> Option<u8> {
         match self {
             Self::NotFound(..) => Some(127),
@@ -190,11 +191,11 @@ pub(crate) struct StartUp {
 pub(crate) enum StartUpEnd {
     /// Code other than the dynamic linker's runs: the start-up code is mapped.
     Loaded,
-    /// No dynamic linker, or an unsupported one (32-bit programs): no code of it has run.
+    /// There is no dynamic linker, or an unsupported one (32-bit programs): none of the program's code has run.
     NoLoader,
-    /// Too many system calls: code that is mapped later is not awaited.
+    /// The program made too many system calls: code that is mapped later is not awaited.
     TooManySyscalls,
-    /// No system call for too long: code that is mapped later is not awaited.
+    /// The program made no system call for too long: code that is mapped later is not awaited.
     Quiet,
     Ended,
 }

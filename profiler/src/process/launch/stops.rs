@@ -1,5 +1,5 @@
-//! Stops of a tracee: waits for one, and ends that of a program that was stopped at its exec by SIGSTOP, so that the program cannot
-//! notice it.
+//! Stops of a tracee: waits for a stop, and ends the stop of a program at its exec by SIGSTOP, so that the program cannot notice
+//! it.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -7,22 +7,23 @@ use std::time::{Duration, Instant};
 use crate::linux::proc::stat;
 use crate::linux::ptrace::{Stop, Tracee};
 
-/// A stop takes microseconds, except in an uninterruptible wait, which may last indefinitely and block everything else.
+/// Time limit for a stop. It takes microseconds, except in an uninterruptible wait, which may last indefinitely and block
+/// everything else.
 const STOP_WAIT: Duration = Duration::from_millis(20);
 
-/// How long a process may wait for a processor, on which it would stop.
+/// Time for which a process may wait for a processor, on which it would stop.
 const PROCESSOR_WAIT: Duration = Duration::from_secs(2);
 
 const SIGCONT: u64 = 1 << (libc::SIGCONT - 1);
 
-/// `stop` is the first one since it is traced. Returns the one at which it is held then: it still has run no instruction. `None`
-/// if it does not stop.
+/// Ends the stop of a program by SIGSTOP. `stop` is the first one since the program is traced. Returns the stop at which it is
+/// held then: it still has run no instruction. `None` if it does not stop.
 pub(super) fn end_stop(tracee: &Tracee, stop: Stop) -> io::Result<Option<Stop>> {
     if stop == Stop::Signal(libc::SIGSTOP) {
-        // It is not passed on.
+        // SIGSTOP is not passed on.
         return Ok(Some(Stop::Trap));
     }
-    // It may have inherited a mask that would leave the signal pending.
+    // The program may have inherited a mask that would leave the signal pending.
     let Some(blocked) = tracee.blocked_signals()? else { return Ok(Some(stop)) };
     tracee.block_signals(blocked & !SIGCONT)?;
     tracee.end_group_stop()?;
@@ -40,7 +41,7 @@ fn run_to_continuation(tracee: &Tracee, mut stop: Stop) -> io::Result<Option<Sto
             Some(next) if !matches!(next, Stop::Ended(_)) => stop = next,
             Some(ended) => return Ok(Some(ended)),
             None => {
-                // Without the signal, for whatever reason.
+                // The signal has not arrived, for whatever reason.
                 tracee.interrupt()?;
                 return await_stop(tracee);
             }
@@ -48,7 +49,8 @@ fn run_to_continuation(tracee: &Tracee, mut stop: Stop) -> io::Result<Option<Sto
     }
 }
 
-/// Waits until it stops. `None` if it does not, because it waits uninterruptibly; on a busy machine it may wait for a processor first.
+/// Waits until the tracee stops. `None` if it does not, because it waits uninterruptibly; on a busy machine it may wait for a
+/// processor first.
 pub(super) fn await_stop(tracee: &Tracee) -> io::Result<Option<Stop>> {
     let begun = Instant::now();
     let is_runnable = || stat::status(tracee.pid(), tracee.tid()).is_some_and(|status| status.state == 'R');
@@ -57,7 +59,7 @@ pub(super) fn await_stop(tracee: &Tracee) -> io::Result<Option<Stop>> {
             return Ok(Some(stop));
         }
         if begun.elapsed() > PROCESSOR_WAIT || !is_runnable() {
-            // It may have stopped meanwhile.
+            // The tracee may have stopped meanwhile.
             return tracee.wait(Duration::ZERO);
         }
     }

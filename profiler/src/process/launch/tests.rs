@@ -16,9 +16,9 @@ mod at_exec;
 mod exit;
 mod leaving;
 
-/// Environment variable of another process: the command to launch, one word per line.
+/// Environment variable of a process that runs a test of this file: the command to launch, one word per line.
 const COMMAND: &str = "HEAPBPF_TEST_COMMAND";
-/// Environment variable: the call of `on_new_code` at which it waits forever.
+/// Environment variable of such a process: number of the call of `on_new_code` at which it waits forever.
 const HOLD_AT: &str = "HEAPBPF_TEST_HOLD_AT";
 
 impl Launch {
@@ -49,7 +49,7 @@ fn step(launch: &mut Launch, mut on_new_code: impl FnMut()) -> StartUp {
     step_with_exec(launch, |_| on_new_code())
 }
 
-/// Passes on whether the program is at an exec.
+/// Steps the launch. `on_new_code` gets whether the program is at an exec.
 fn step_with_exec(launch: &mut Launch, mut on_new_code: impl FnMut(bool)) -> StartUp {
     let step = launch.step_until_loaded::<LaunchError>(&mut |at_exec| {
         on_new_code(at_exec);
@@ -58,7 +58,7 @@ fn step_with_exec(launch: &mut Launch, mut on_new_code: impl FnMut(bool)) -> Sta
     step.expect("held")
 }
 
-/// Detaches and returns the exit code of a shell.
+/// Detaches from a shell and returns its exit code.
 fn code(launch: &mut Launch) -> i32 {
     launch.release().expect("detached");
     loop {
@@ -78,7 +78,7 @@ fn maps(pid: Pid) -> String {
     std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it is held")
 }
 
-/// Whether `maps` has a line of this file with these permissions.
+/// Returns whether `maps` has a line of this file with these permissions.
 fn mapped(maps: &str, file: &str, rights: &str) -> bool {
     maps.lines().any(|line| line.contains(file) && line.contains(rights))
 }
@@ -107,10 +107,10 @@ fn libc_is_reported_before_its_code_has_run() {
     assert_eq!(start_up.end, StartUpEnd::Loaded);
     assert!(!mapped(&seen[0], "libc.so.6", ""), "{}", seen[0]);
     let first = seen.iter().find(|maps| mapped(maps, "libc.so.6", "r-xp")).expect("seen");
-    // Without its data, none of its code can have run, and there is no heap.
+    // No code of libc can have run before libc's data is mapped, and there is no heap yet.
     assert!(!mapped(first, "libc.so.6", "rw-p") && !mapped(first, "[heap]", ""), "{first}");
     assert!(mapped(&maps(pid), "libc.so.6", "rw-p"));
-    // The library search path of the test environment causes some.
+    // The library search path of the test environment causes some of the system calls.
     assert!(start_up.syscalls < 1000, "{start_up:?}");
     assert_eq!(code(&mut launch), 0);
 }
@@ -152,7 +152,7 @@ fn constructors_run_after_all_code_is_reported() {
         assert!(!ran.exists());
     });
     assert!(seen);
-    // It is held before the call that opens.
+    // The program is held before its call of `open`.
     assert!(!ran.exists());
     assert_eq!(code(&mut launch), 4);
     assert!(ran.exists());
@@ -183,7 +183,7 @@ fn musl_is_stepped_to_the_first_call_that_no_linker_makes() {
     assert_eq!(code(&mut launch), 9);
 }
 
-/// Calls that its linker makes, too.
+/// The program is also stepped over the calls that its linker makes.
 #[test]
 fn musl_is_stepped_to_the_first_call_after_its_linker_is_done() {
     let workshop = Workshop::new();
@@ -301,7 +301,7 @@ fn a_program_that_forks_at_once_is_detached_with_its_child() {
 
 #[test]
 fn signals_during_the_start_up_are_delivered() {
-    // Including a real-time signal.
+    // The signals include a real-time signal.
     for (signal, expected) in [("TERM", 143), ("KILL", 137), ("40", 168), ("CHLD", 0), ("CONT", 0)] {
         let mut launch = start(&["/bin/true"]);
         let pid = launch.pid().to_string();
@@ -328,7 +328,7 @@ fn a_stopped_program_stays_stopped_and_goes_on() {
     });
     assert_eq!(start_up.end, StartUpEnd::Quiet);
     launch.release().expect("detached");
-    // It stops once it is detached, and would exit otherwise.
+    // The program stops once it is detached, and would exit otherwise.
     let status = || std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it is not reaped");
     while !status().contains("State:\tT (stopped)") {
         assert!(!status().contains("State:\tZ"), "{}", status());
@@ -393,7 +393,7 @@ fn print(line: &str) {
     std::io::stdout().write_all(format!("\n{line}\n").as_bytes()).expect("it is read");
 }
 
-/// Returns its output for this input.
+/// Returns a process's output for this input.
 fn output(mut process: Child, input: &str) -> String {
     process.stdin.take().expect("piped").write_all(input.as_bytes()).expect("it reads");
     let output = process.wait_with_output().expect("it exits");
@@ -446,7 +446,7 @@ fn only_ignored_signals_are_inherited_as_ignored() {
     let command = ["sed", "-n", "s/^SigBlk:.//p; s/^SigIgn:.//p", "/proc/self/status"];
     // SIGPIPE, which this process ignores, is bit 12.
     for (trap, ignored) in [("true", 0), ("trap '' INT HUP", 3)] {
-        // If the tests run in the background, some are ignored already.
+        // If the tests run in the background, some signals are ignored already.
         let wrap = ["env", "--default-signal", "sh", "-c", &format!("{trap}; exec \"$0\" \"$@\"")];
         let written = output(run_test("launches_the_given_command", &command, &wrap), "");
         let sets = written.lines().filter(|line| line.len() == 16).map(|line| u64::from_str_radix(line, 16));
@@ -459,7 +459,7 @@ fn only_ignored_signals_are_inherited_as_ignored() {
 
 #[test]
 fn the_program_survives_the_death_of_its_tracer() {
-    // At the exec, and when libc was mapped.
+    // The tracer is killed while the program is at its exec, or has mapped libc.
     for hold_at in ["0", "1"] {
         let mut process = run_test(
             "holds_the_given_command",

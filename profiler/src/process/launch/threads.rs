@@ -17,14 +17,14 @@ pub(super) const OPTIONS: Options = Options::EXIT.and(Options::THREADS);
 /// Time limit for the last threads of a program that exits, except those that wait for a disk.
 const END_WAIT: Duration = Duration::from_secs(1);
 
-/// The first thread is always the first; it stays in the list after its exit.
+/// Threads of a program. The first thread is always the first in the list, and stays in it after its exit.
 #[derive(Debug)]
 pub(super) struct Threads {
     threads: Vec<Thread>,
-    /// Processes that are traced because clone created them without a termination signal: detached when they stop.
+    /// Processes that are traced because clone created them without a termination signal; they are detached when they stop.
     foreign: Vec<Tracee>,
     pending: Option<Change>,
-    /// All threads are held at their exit, and this was reported.
+    /// Whether all threads are held at their exit, and this was reported.
     exiting: bool,
 }
 
@@ -38,32 +38,32 @@ struct Thread {
 enum ThreadState {
     Running,
     Held(Stop),
-    /// Held at an exit that is not its alone.
+    /// The thread is held at an exit that is not its alone.
     Exiting(Evidence),
-    /// Resumed at its exit.
+    /// The thread was resumed at its exit.
     Exited,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Evidence {
-    /// It was killed by another thread's `exit_group` or exec.
+    /// There is none: the thread was killed by another thread's `exit_group` or exec.
     None,
-    /// `exit_group`, or a signal: the process exits.
+    /// The process exits, by `exit_group` or a signal.
     ProcessExit,
-    /// SIGSYS, which a seccomp filter may send to one thread.
+    /// The thread got SIGSYS, which a seccomp filter may send to one thread.
     Filter,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
-    /// Its first thread is held at an exec, and there is no other.
+    /// The first thread of the program is held at an exec, and there is no other.
     Exec,
     Exiting,
     Ended(Stop),
 }
 
 impl Threads {
-    /// For a program with one thread, which is held.
+    /// Threads of a program that has one thread, which is held.
     pub(super) fn new(first: Tracee) -> Self {
         Self {
             threads: vec![Thread { tracee: first, state: ThreadState::Running }],
@@ -107,7 +107,7 @@ impl Threads {
         Ok(Some(Change::Exiting))
     }
 
-    /// Its first thread is held at its exit, and others may run.
+    /// Adds the first thread, which is held at its exit; others may run.
     pub(super) fn add_exiting_first(&mut self) -> io::Result<()> {
         self.record(0, Stop::Exiting).map(drop)
     }
@@ -144,7 +144,8 @@ impl Threads {
         held.collect()
     }
 
-    /// False after the time limit, or if the program calls exec or exits instead; threads that have stopped stay held.
+    /// Stops all threads. Returns false after the time limit, or if the program calls exec or exits instead; threads that have
+    /// stopped stay held.
     pub(super) fn stop(&mut self, limit: Duration) -> io::Result<bool> {
         let mut pause = Pause::new(limit);
         let mut requested: Vec<Tid> = Vec::new();
@@ -178,7 +179,7 @@ impl Threads {
         }
     }
 
-    /// Detaches from all threads that can be stopped. Returns the others, and how the program has exited, if it has.
+    /// Detaches from all threads that can be stopped. Returns the other threads, and how the program has exited, if it has.
     pub(super) fn release(mut self, limit: Duration) -> io::Result<(Vec<Tracee>, Option<Stop>)> {
         self.stop(limit)?;
         if let Some(Change::Ended(stop)) = self.pending {
@@ -242,7 +243,7 @@ impl Threads {
                 match thread.tracee.stopped() {
                     Ok(None) => {}
                     Ok(Some(stop)) => return Ok(Some((index, stop))),
-                    // It was reaped, or has become the first thread by an exec.
+                    // The thread was reaped, or has become the first thread by an exec.
                     Err(_) if index > 0 => {
                         self.threads.swap_remove(index);
                         continue;
@@ -310,7 +311,7 @@ impl Threads {
         self.threads.iter().any(|thread| thread.state == ThreadState::Running)
     }
 
-    /// If threads are held at their exit: what that indicates, and whether other threads remain.
+    /// Evidence of held threads about their exit, if there are such threads, and whether other threads remain.
     fn exit_progress(&self) -> Option<(Evidence, bool)> {
         let mut evidence = None;
         for thread in &self.threads {
@@ -369,7 +370,7 @@ fn resume(tracee: &Tracee, stop: Stop) -> io::Result<()> {
 }
 
 thread_local! {
-    /// Per thread, because the kernel accepts requests only from the tracing thread.
+    /// The list is per thread, because the kernel accepts requests only from the tracing thread.
     static LEAVING: RefCell<Vec<Tracee>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -378,7 +379,8 @@ pub(super) fn add_leaving(tracee: Tracee) {
     let _ = LEAVING.try_with(|leaving| leaving.borrow_mut().push(tracee));
 }
 
-/// Does not block. To be called periodically on the tracing thread. Returns how many have not stopped yet.
+/// Detaches from processes that have stopped by now. Does not block. To be called periodically on the tracing thread. Returns how
+/// many have not stopped yet.
 pub(crate) fn retry_releases() -> usize {
     LEAVING.with(|leaving| {
         let mut leaving = leaving.borrow_mut();
@@ -389,7 +391,8 @@ pub(crate) fn retry_releases() -> usize {
     })
 }
 
-/// True if detached, or gone. What it has created, which is traced with it, is added to `made`.
+/// Detaches from a tracee if it has stopped. Returns true if it is detached, or gone. Tracees that it has created, which are
+/// traced with it, are added to `made`.
 fn try_detach(tracee: &Tracee, made: &mut Vec<Tracee>) -> bool {
     let detach = |stop: Stop| {
         if let (Stop::Clone | Stop::Fork, Some(number)) = (stop, tracee.event_message().ok().flatten()) {

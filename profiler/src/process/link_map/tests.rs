@@ -14,7 +14,7 @@ use crate::process::address_space::AddressSpace;
 
 const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
 
-/// Loads and unloads modules on command, and confirms it.
+/// A program that loads and unloads modules on command, and confirms it.
 const LOADER: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -33,7 +33,7 @@ int main(void) {
 }
 "#;
 
-/// Sleeps in the system call that tests wait for; musl's `sleep` uses another.
+/// A program that sleeps in the system call that tests wait for; musl's `sleep` uses another.
 const SLEEPER: &str = r"
     #include <stdlib.h>
     #include <time.h>
@@ -83,7 +83,7 @@ impl Drop for Loader {
     }
 }
 
-/// Positions of the modules whose file names begin with these.
+/// Returns the positions of the modules whose file names begin with these.
 fn positions(pid: Pid, map: &LinkMap, names: &[&str]) -> Vec<Option<LinkPosition>> {
     let mut modules = ModuleStore::default();
     let mut space = AddressSpace::new(pid);
@@ -190,12 +190,12 @@ fn inconsistent_lists_count_as_none() {
     check(&[(0x2000, [0, 0, 0, 0x3000])], None);
     check(&[(0x2000, [0, 0, 0, u64::MAX])], None);
     assert_eq!(walk(&Words(words(0x1000, &[1, 0, 0, 0, 0]).collect()), 0x1000), None);
-    // A cyclic namespace without objects.
+    // This namespace is cyclic and has no objects.
     assert_eq!(walk(&Words(words(0x1000, &[2, 0, 0, 0, 0, 0x1000]).collect()), 0x1000), None);
 }
 
 proptest! {
-    /// Few addresses, so that pointers are often valid.
+    /// The memory has few addresses, so that pointers are often valid.
     #[test]
     fn any_memory_is_walked_without_panic(
         memory in proptest::collection::vec(0u64..64, 64),

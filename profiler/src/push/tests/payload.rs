@@ -1,4 +1,4 @@
-//! Which series a window has, and how requests are made of them.
+//! Tests of the series that a window has, and of the requests that are made of them.
 
 use std::io::Read;
 
@@ -15,7 +15,7 @@ use crate::push::payload::{Payload, payloads};
 use crate::report::test_profiles;
 use crate::units::MonotonicNanos;
 
-/// A window with processes: pid, name, and whether it is older than the window.
+/// Returns a window with processes: pid, name, and whether each is older than the window.
 fn window(processes: impl IntoIterator<Item = (u32, &'static str, bool)>) -> Profile {
     let mut profile = test_profiles::exact();
     let target = profile.targets[0].clone();

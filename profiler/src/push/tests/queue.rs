@@ -1,4 +1,4 @@
-//! Requests survive a restart, in order and within the limit; damage is counted.
+//! Tests that requests survive a restart, in order and within the limit, and that damage is counted.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -20,7 +20,7 @@ fn folder() -> TempDir {
     tempfile::tempdir().expect("temporary folder")
 }
 
-/// A body of 1 KiB.
+/// Adds a request of 1 KiB that begins with this byte.
 fn add(queue: &mut Queue, first: u8) {
     let mut body = vec![0; 1 << 10];
     body[0] = first;
@@ -94,7 +94,7 @@ fn the_oldest_are_dropped_beyond_the_limit() {
     queue.push(Payload { profiles: 1, body: vec![0; 5 << 10] });
     assert_eq!((queue.profiles(), queue.drops().total()), (0, 5), "larger than the limit");
     drop(queue);
-    // A smaller limit of the next run.
+    // The next run has a smaller limit.
     let mut queue = open(folder.path(), 100 * KIB);
     (1..=5).for_each(|first| add(&mut queue, first));
     queue.close();
@@ -116,7 +116,7 @@ fn damaged_files_are_skipped_and_counted() {
         bytes[at] ^= 1;
         fs::write(path, bytes).expect("ours");
     };
-    // Magic, length, body, and a file cut short.
+    // Damages a magic number, a length and a body, and cuts a file short.
     change(&paths[0], 0);
     change(&paths[1], 17);
     change(&paths[2], 500);
@@ -128,7 +128,7 @@ fn damaged_files_are_skipped_and_counted() {
     let mut queue = open(folder.path(), 100 * KIB);
     assert_eq!(queue.drops().of(DropReason::Corrupt), 4);
     assert_eq!(drain(&mut queue), [6]);
-    // The body of the third is read only when it is due.
+    // The body of the third request is read only when it is due.
     assert_eq!(queue.drops().of(DropReason::Corrupt), 6);
     assert!(queue.take_error().is_some());
     let left: Vec<_> =
@@ -161,7 +161,7 @@ fn a_folder_is_private_and_used_once() {
 fn requests_that_cannot_be_written_stay_in_memory_within_a_limit() {
     let folder = folder();
     let mut queue = open(folder.path(), 1 << 30);
-    // Files cannot be created in a folder that was removed, by root neither.
+    // Not even root can create files in a folder that was removed.
     fs::remove_dir(folder.path().join("push/otlp")).expect("empty");
     queue.spill();
     for first in 0..9 {

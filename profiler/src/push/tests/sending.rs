@@ -1,4 +1,4 @@
-//! Requests to servers on a local port.
+//! Tests of requests to servers on a local port.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::push::client::{Answer, Client, Failure};
 
-/// For servers that do not answer, and for those that do, on busy machines too.
+/// Time limits for servers that do not answer, and for those that do, on busy machines too.
 const SHORT: Duration = Duration::from_millis(500);
 const LONG: Duration = Duration::from_secs(60);
 
@@ -73,9 +73,9 @@ async fn a_connection_is_used_again_and_replaced_when_the_server_closes_it() {
 async fn a_request_ends_whatever_the_server_does() {
     let (listener, address) = listen().await;
     let mut hasty = client(address, SHORT);
-    // It accepts connections, and never answers.
+    // The server accepts connections, and never answers.
     assert!(matches!(post(&mut hasty).await, Err(Failure::Time(SHORT))));
-    // It sends one byte every 100 ms, then a body without end.
+    // The server sends one byte every 100 ms, then a body without end.
     let server = tokio::spawn(async move {
         let (waiting, _) = listener.accept().await.expect("the first");
         drop(waiting);

@@ -10,8 +10,8 @@ use crate::process::program::Program;
 use crate::units::Cubes;
 
 impl Replay {
-    /// The state, followed by the third cumulants of its estimates, the accounts of resident memory, the inventories, the
-    /// programs and the rights, which readers of minor version 0 ignore.
+    /// Serializes the state, followed by the third cumulants of its estimates, the accounts of resident memory, the inventories,
+    /// the programs and the rights, which readers of minor version 0 ignore.
     pub(in crate::recording) fn serialized(&mut self) -> postcard::Result<Vec<u8>> {
         let state = postcard::to_allocvec(self)?;
         let cubes: Vec<Cubes> = self.cubes_mut().map(|cubes| *cubes).collect();
@@ -55,7 +55,7 @@ impl Replay {
     }
 }
 
-/// One for each account; none where the fold ends before.
+/// Reads one value for each account; all values are `None` where the fold ends before.
 fn of_accounts<T: Clone + DeserializeOwned>(rest: &[u8], count: usize) -> postcard::Result<(Vec<Option<T>>, &[u8])> {
     if rest.is_empty() { Ok((vec![None; count], rest)) } else { postcard::take_from_bytes(rest) }
 }

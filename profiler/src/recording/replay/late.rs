@@ -15,7 +15,7 @@ pub struct LateFacts(BTreeMap<LedgerId, TargetFirst>);
 
 #[derive(Debug, Default)]
 struct TargetFirst {
-    /// The first one since its probes have been attached.
+    /// First record of the target since its probes have been attached.
     record: Option<TargetRecord>,
     mappings: Vec<MappedRange>,
     threads: ThreadNames,
@@ -48,7 +48,7 @@ impl LateFacts {
 }
 
 impl Replay {
-    /// Adds what is missing of targets. Later facts replace it.
+    /// Adds missing facts of targets. Later facts replace them.
     pub(in crate::recording) fn complete_targets(&mut self, late: &LateFacts) {
         for (id, account) in &mut self.accounts {
             let Some(first) = late.0.get(id) else { continue };

@@ -1,4 +1,4 @@
-//! Ledgers that were corrected after records were dropped are corrected in the replay as well.
+//! Tests that the replay, too, has the corrections of ledgers that were corrected after records were dropped.
 
 use super::*;
 use crate::ledger::live::Correction;
@@ -13,7 +13,7 @@ proptest! {
         ledger.record_as(LedgerId(1));
         let mut replay = Replay::default();
         beginning().into_iter().for_each(|entry| replay.enter(entry));
-        // What is live in truth; of four events one is lost.
+        // Blocks that are truly live. One of four events is lost.
         let mut truth: Vec<LiveAllocation> = Vec::new();
         for (time, (address, size_bytes, is_free, luck)) in (1_000_000u64..).step_by(20_000_000).zip(calls) {
             truth.retain(|block| block.address != TargetAddr(address));

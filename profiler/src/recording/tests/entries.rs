@@ -1,4 +1,4 @@
-//! Entries and blocks.
+//! Tests of entries and blocks.
 
 use super::*;
 use crate::ledger::live::Correction;
@@ -28,7 +28,7 @@ fn additions_of_later_versions_are_skipped() {
     let end = bytes.len() - blocks.block(Kind::END, false, &[99]).expect("small").len();
     let later = blocks.block(Kind(700), false, b"from the future").expect("small");
     bytes.splice(end..end, later);
-    // A fact of a kind that is not known, and a known one with a field more.
+    // A fact of an unknown kind, and a known fact with an additional field.
     let mut packer = Packer::default();
     packer.add(&fact(Fact::Session(SessionFacts::default())));
     let raw = packer.finish();
@@ -92,7 +92,7 @@ fn blocks_above_the_size_limit_are_refused() {
 fn blocks_larger_than_their_header_says_are_refused() {
     let mut blocks = BlockWriter::new().expect("there is memory");
     let mut block = blocks.block(Kind::ENTRIES, false, &vec![0; 1 << 20]).expect("a block's worth");
-    // The header claims a kilobyte.
+    // The header has a length of a kilobyte.
     block[8..12].copy_from_slice(&1024u32.to_le_bytes());
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(&block[..12]);
@@ -154,7 +154,7 @@ proptest! {
         }
     }
 
-    /// As somebody could write it who means harm: the checksums are right.
+    /// Arbitrary contents with right checksums, as an attacker could write them, cause no panic.
     #[test]
     fn no_bytes_in_whole_blocks_panic(
         kind in 0u16..6,
@@ -170,7 +170,7 @@ proptest! {
         let _ = replayed(&bytes);
     }
 
-    /// The same of packed entries and of folds, which random bytes hardly ever are.
+    /// Neither do changed entries and folds cause a panic, which random bytes hardly ever are.
     #[test]
     fn no_changed_entry_panics(
         events in prop::collection::vec(any_event(), 1..20),
@@ -200,7 +200,7 @@ proptest! {
     }
 }
 
-/// The same event, of process 7.
+/// Returns the event with process 7 as its target.
 fn of_seven(event: Event) -> Event {
     let pid = Pid(7);
     match event {

@@ -1,4 +1,4 @@
-//! What came and went in a span, change by change, against the ledger at its end.
+//! Tests of the changes in a span, one by one, against the ledger at its end.
 
 use super::*;
 use crate::ledger::totals::Movement;
@@ -6,7 +6,8 @@ use crate::recording::names::RecordedNames;
 use crate::recording::span::{ReplayedSpan, Span, SpanError};
 use crate::units::{Amounts, EstimatedBytes};
 
-/// Bytes of target 1 that are live at the end, blocks that came, times, by the flows of a span.
+/// Returns of target 1, by the flows of a span, the bytes that are live at the end, the number of blocks that came, and the
+/// times.
 fn told(bytes: &[u8], span: Span) -> (EstimatedBytes, usize, Vec<u64>) {
     let (mut live, mut came, mut times) = (EstimatedBytes::ZERO, 0, Vec::new());
     let entries = Reading::new(bytes).expect("whole");
@@ -30,7 +31,7 @@ fn told(bytes: &[u8], span: Span) -> (EstimatedBytes, usize, Vec<u64>) {
     (live, came, times)
 }
 
-/// Ten blocks, one a microsecond, of which the first five are freed afterwards.
+/// A recording of ten blocks, one a microsecond, of which the first five are freed afterwards.
 fn blocks() -> Vec<u8> {
     let made = (0..10).map(|i| Event::Alloc(allocation(100 + i, 5000, 1000 * (i + 1))));
     let freed = (0..5).map(|i| free(100 + i, 11_000 + 1000 * i));
@@ -51,7 +52,7 @@ fn a_span_begins_with_the_live_blocks() {
 #[test]
 fn times_count_from_the_spans_beginning() {
     let (_, _, times) = told(&blocks(), Span { from_ns: Some(9_500), to_ns: None });
-    // Those that were live came with the first event. The session began at 1 ns.
+    // Blocks that were live at the beginning came with the first event. The session began at 1 ns.
     assert_eq!(times, [vec![499; 10], vec![1499, 2499, 3499, 4499, 5499]].concat());
 }
 

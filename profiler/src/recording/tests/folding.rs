@@ -1,4 +1,4 @@
-//! A file with a limit, and what is left of its older part.
+//! Tests of a file with a limit, and of what is left of its older part.
 
 use super::*;
 use crate::recording::entry::Names;
@@ -7,9 +7,9 @@ use crate::recording::span::{ReplayedSpan, Span, SpanError};
 use crate::recording::write::{SIZE_BYTES_MIN, WriteReason};
 use crate::snapshot::Scope;
 
-/// Blocks that come and go, some of which stay.
+/// Returns entries of blocks that come and go, some of which stay.
 fn traffic(count: u64) -> impl Iterator<Item = Entry> {
-    // No address and no size follows from the one before.
+    // No address and no size follows from that of the entry before.
     let mix = |i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 16;
     (0..count).flat_map(move |i| {
         let address = mix(i + 1);
@@ -19,7 +19,7 @@ fn traffic(count: u64) -> impl Iterator<Item = Entry> {
     })
 }
 
-/// Writes it, and gives back the file's bytes.
+/// Writes a recording of such traffic, and returns the file's bytes.
 fn written(path: &Path, size_bytes_max: Option<u64>, count: u64) -> Vec<u8> {
     let mut writer = Writer::create(path, size_bytes_max).expect("writable");
     for entry in beginning().into_iter().chain(traffic(count)) {

@@ -1,4 +1,4 @@
-//! What a fold looks like in the file. A reader of the same major version must understand it.
+//! Tests of the layout of a fold in the file. A reader of the same major version must understand it.
 
 use super::*;
 use crate::address::FileOffset;
@@ -11,7 +11,7 @@ use crate::recording::block::VERSION_MAJOR;
 use crate::recording::entry::{MappedRange, ModuleFacts, ThreadFacts};
 use crate::units::Cubes;
 
-/// Something of everything that a fold can hold.
+/// A replay with a value of every kind that a fold can hold.
 fn replay() -> Replay {
     let mut replay = Replay::default().by_thread(true);
     let ledger = LedgerId(1);
@@ -58,8 +58,8 @@ fn replay() -> Replay {
     replay
 }
 
-/// Where this fails, readers of this major version would take what is written now for something else, and what was written
-/// before for damage: raise `VERSION_MAJOR`, once for all that changes before it is given away, and make the golden anew.
+/// If this test fails, readers of this major version would misread what is written now, and take what was written before for
+/// damage: raise `VERSION_MAJOR`, once for all changes before a release, and make the golden file anew.
 #[test]
 fn the_layout_of_a_fold_is_that_of_its_version() {
     let bytes = postcard::to_allocvec(&replay()).expect("it can be written");
@@ -70,7 +70,7 @@ fn the_layout_of_a_fold_is_that_of_its_version() {
     }
     let golden = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     assert!(bytes == golden, "folds are laid out otherwise: see this test's comment");
-    // The golden is what minor version 0 wrote: it has no third cumulants.
+    // The golden file is of minor version 0, which has no third cumulants.
     let again = Replay::from_bytes(&golden).expect("it is of this version");
     let told =
         |replay: &Replay| format!("{:?}", replay.snapshot(None, Modules::default(), MonotonicNanos(9000)).targets);

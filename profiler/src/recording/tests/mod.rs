@@ -1,4 +1,4 @@
-//! Synthetic recordings: entries survive a round trip, and what is damaged is noticed and survived.
+//! Tests with synthetic recordings: entries survive a round trip, and damage is noticed and survived.
 
 mod corrections;
 mod entries;
@@ -49,7 +49,7 @@ fn free(address: u64, time: u64) -> Event {
     Event::Free(Free { pid: Pid(7), tid: Tid(9), address: TargetAddr(address), time: MonotonicNanos(time), age_us: 12 })
 }
 
-/// An event that a recording keeps, of any numbers.
+/// Returns events that a recording keeps, with any numbers.
 fn any_event() -> impl Strategy<Value = Event> {
     let call = (any::<u32>(), any::<u32>(), any::<u64>(), any::<u16>(), any::<u8>());
     let allocation = (call, any::<[u64; 3]>(), 1u32..=1 << 30).prop_map(
@@ -102,7 +102,7 @@ fn any_event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// A recording of these events, of one target, with a block for each piece.
+/// Returns a recording of these events of one target, with a block for each piece.
 fn recording(pieces: &[Vec<Event>]) -> Vec<u8> {
     let mut blocks = BlockWriter::new().expect("there is memory");
     let mut packer = Packer::default();
@@ -124,7 +124,7 @@ fn fact(fact: Fact) -> Entry {
     Entry::Fact(Box::new(fact))
 }
 
-/// A session with a target, process 7.
+/// Returns the entries of a session with one target, process 7.
 fn beginning() -> Vec<Entry> {
     let facts = TargetFacts::running(Pid(7), "seven", "seven", Beginning::running(MonotonicNanos(1)));
     let session = SessionFacts { started_unix_ns: 1000, started_monotonic_ns: 1, ..SessionFacts::default() };
@@ -156,7 +156,7 @@ fn contents_of_hundreds_of_times_their_size_are_damage() {
     assert!(entries == 4 && damage.contains("200 times its size"), "{entries} {damage}");
 }
 
-/// What can be read, as text; whether that was all.
+/// Returns the entries that can be read, as text, and whether they are all.
 fn read(bytes: &[u8]) -> (Vec<String>, bool) {
     let mut reading = Reading::new(bytes).expect("its first bytes are whole");
     let entries = (&mut reading).map(|entry| format!("{entry:?}")).collect();

@@ -1,4 +1,4 @@
-//! A recording in windows: amounts add up to those of the whole, however late facts of targets are recorded.
+//! Tests of a recording in windows: amounts add up to those of the whole, however late facts of targets are recorded.
 
 use super::*;
 use crate::address::FileOffset;
@@ -11,7 +11,7 @@ use crate::snapshot::{Scope, TargetState};
 
 const CHILD: Pid = Pid(17);
 
-/// A child that allocates 100 bytes at 1.5 µs and 200 bytes at 2.5 µs, and exits after 4.5 µs.
+/// Events of a child that allocates 100 bytes at 1.5 µs and 200 bytes at 2.5 µs, and exits after 4.5 µs.
 fn events() -> Vec<(u64, Entry)> {
     let ledger = LedgerId(2);
     let child = |address, size_bytes, time| {
@@ -34,7 +34,7 @@ fn events() -> Vec<(u64, Entry)> {
     ]
 }
 
-/// What a session writes of the child at one time.
+/// Returns the facts that a session writes about the child at one time.
 fn facts(begun: bool) -> Vec<Entry> {
     let (ledger, module) = (LedgerId(2), ModuleId(0));
     let facts = TargetFacts::running(CHILD, "child", "child", Beginning::running(MonotonicNanos(1400)));
@@ -49,7 +49,8 @@ fn facts(begun: bool) -> Vec<Entry> {
     ]
 }
 
-/// Facts of the child come at these times, at which its probes have been attached or not.
+/// Returns the entries of a recording in which facts of the child come at these times, at which its probes have been attached or
+/// not.
 fn entries(known: &[(u64, bool)]) -> Vec<Entry> {
     let mut later: Vec<(u64, Entry)> = events();
     for &(time, begun) in known {
@@ -59,7 +60,7 @@ fn entries(known: &[(u64, bool)]) -> Vec<Entry> {
     beginning().into_iter().chain(later.into_iter().map(|(_, entry)| entry)).collect()
 }
 
-/// Passes the windows of 1 µs.
+/// Passes the windows of 1 µs to `take`.
 fn windows(known: &[(u64, bool)], mut take: impl FnMut(Option<&TargetState>)) {
     let mut late = LateFacts::default();
     let first = entries(known).into_iter().inspect(|entry| late.note(entry));
@@ -79,7 +80,7 @@ fn windows_contain_what_a_target_allocated_before_its_first_facts() {
         &[(1400, true)][..],
         &[(2500, true)],
         &[(4500, true)],
-        // After the window in which it has exited.
+        // The facts come after the window in which the child has exited.
         &[(6500, true)],
         &[(1400, false), (2500, false), (4500, true)],
     ] {

@@ -11,7 +11,7 @@ pub(super) enum Kind {
     Counter,
 }
 
-/// Metrics, as text.
+/// Metrics in the text format.
 #[derive(Default)]
 pub(super) struct Exposition {
     text: String,

@@ -1,4 +1,4 @@
-//! `/metrics`: the recording for Prometheus.
+//! Path `/metrics`: the recording for Prometheus.
 
 mod exposition;
 mod series;
@@ -156,7 +156,7 @@ fn add_pushed(text: &mut Exposition, pushed: &PushStatus) {
     }
 }
 
-/// A counter that appears when it is no longer 0 hides its first increase.
+/// Names of losses, whose counters are always written: a counter that appears when it is no longer 0 hides its first increase.
 fn losses() -> impl Iterator<Item = &'static str> {
     let own = [Loss::UnreadableRecord, Loss::UnknownFree, Loss::StackLost, Loss::ProbeMissed];
     let of_kernel = Counter::ALL.iter().filter(|counter| counter.is_loss()).map(|counter| counter.name());

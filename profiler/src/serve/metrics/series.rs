@@ -1,4 +1,4 @@
-//! Which targets have series of their own. The others share one, so that processes that come and go do not fill a database.
+//! Selects the targets with series of their own. The others share one, so that processes that come and go do not fill a database.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -6,13 +6,13 @@ use crate::ledger::totals::Totals;
 use crate::model::TargetId;
 use crate::snapshot::{Snapshot, TargetState};
 
-/// Targets with series of their own.
+/// Maximum number of targets with series of their own.
 pub(super) const TARGETS_MAX: usize = 50;
 
-/// A target with a series keeps it until others have this many times its live bytes.
+/// Factor by which others' live bytes must exceed those of a target with a series to take it over.
 const KEEP_FACTOR: f64 = 2.0;
 
-/// Values that only grow.
+/// Counters of one series, which only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Counters {
     pub(super) alloc_bytes: f64,
@@ -29,8 +29,8 @@ pub(super) struct Row {
     pub(super) counters: Counters,
 }
 
-/// What was reported before. A target that loses or gets its series changes no sum over all series: the shared counters are
-/// sums of increments.
+/// State of previous reports. A target that loses or gets its series changes no sum over all series: the shared counters are sums
+/// of increments.
 #[derive(Default)]
 pub(super) struct Series {
     recording: u64,
@@ -65,7 +65,7 @@ impl Series {
             }
             known.insert(key, row.counters);
         }
-        // Targets that have exited and are kept as totals only: those that are still in `self.known`, and others.
+        // Some targets that have exited and are kept only as totals are still in `self.known`, others are not.
         let folded = Row::of(&snapshot.others.folded_totals).counters;
         let mut before = self.folded;
         self.known.values().for_each(|counters| before.add(*counters));
@@ -109,7 +109,7 @@ impl Counters {
         self.free_count += other.free_count;
     }
 
-    /// Estimates can shrink where a resync corrects them; counters do not.
+    /// Increments since an earlier state. Estimates can shrink where a resync corrects them; counters do not.
     fn since(self, before: Self) -> Self {
         Self {
             alloc_bytes: (self.alloc_bytes - before.alloc_bytes).max(0.0),

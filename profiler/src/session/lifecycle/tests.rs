@@ -1,4 +1,4 @@
-//! Due times of changes, and which changes supersede others.
+//! Tests of due times of changes, and of which changes supersede others.
 
 use std::process::Command;
 
@@ -11,7 +11,7 @@ fn exec(pid: u32, nanos: u64) -> Exec {
     Exec { pid: Pid(pid), by_other_thread: false, time: MonotonicNanos(nanos) }
 }
 
-/// Pids of the execs that are due, in order.
+/// Returns the pids of the execs that are due, in order.
 fn due(lifecycle: &mut Lifecycle) -> Vec<u32> {
     std::iter::from_fn(|| lifecycle.take_due(|_| true))
         .map(|change| match change {
@@ -71,7 +71,7 @@ fn exited_vfork_children_are_removed() {
     assert_eq!(lifecycle.take_exited_vfork_children(|pid| pid != Pid(6)), []);
 }
 
-/// The kernel side reports forks of targets only. One can end before its last forks are read.
+/// The kernel side reports forks of targets only. A target can end before its last forks are read.
 #[test]
 fn children_of_ended_targets_are_followed() {
     let (mut lifecycle, mut processes) = (Lifecycle::new(), ProcessTable::default());

@@ -1,4 +1,4 @@
-//! The overload policy on a ring buffer simulated millisecond by millisecond.
+//! Tests of the overload policy on a ring buffer that is simulated millisecond by millisecond.
 
 use proptest::prelude::*;
 
@@ -10,7 +10,7 @@ fn overload(policy: OverloadPolicy, ring_bytes: u32, live_max: u64) -> Overload 
     Overload { policy, ring_bytes: ring_bytes.into(), live_max, ..Overload::new(MonotonicNanos(0)) }
 }
 
-/// Bytes of a block's two records, headers with them.
+/// Size of the two records of a block, including their headers.
 const BLOCK_BYTES: f64 = 104.0;
 
 /// Workload that allocates this many blocks of 64 bytes, 1 KiB and 16 KiB per millisecond.
@@ -55,7 +55,7 @@ impl Ring {
         }
     }
 
-    /// A number below `below`.
+    /// Returns a random number below `below`.
     fn random(&mut self, below: u64) -> u64 {
         self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.random >> 33) % below
@@ -123,7 +123,7 @@ impl Ring {
 const ADAPT: OverloadPolicy = OverloadPolicy::Adapt(MAX);
 const MAX: Interval = Interval::nearest(16 << 20);
 
-/// Half a million small blocks a second.
+/// A workload of half a million small blocks a second.
 const FLOOD: Workload = Workload([400.0, 90.0, 10.0]);
 const TRICKLE: Workload = Workload([0.5, 0.05, 0.005]);
 
@@ -201,7 +201,7 @@ fn alternating_load_lowers_the_interval_less_and_less_often() {
     let mut changes = Vec::new();
     for _ in 0..4 {
         let before = ring.changes.len();
-        // Long enough in between to be lowered several times.
+        // The quiet time in between is long enough for the interval to be lowered several times.
         for _ in 0..10 {
             ring.workloads[0] = FLOOD;
             ring.run(100);
@@ -290,14 +290,14 @@ proptest! {
 
 #[test]
 fn a_heap_that_cannot_be_lowered_does_not_block_others() {
-    // Halving the interval adds no samples of blocks larger than it, and doubles those of small ones.
+    // Halving the interval adds no samples of blocks larger than the interval, and doubles those of small ones.
     let mut overload = overload(ADAPT, 64 << 10, 1 << 20);
     overload.add_heap(Interval::EXACT, false);
     overload.add_heap(Interval::EXACT, false);
     (overload.heaps[0].now, overload.heaps[1].now) = (Interval::nearest(1 << 20), Interval::nearest(4));
     let mut changes = Vec::new();
     for ms in 0..10_000 {
-        // A third of the sustainable rate, nearly all of it small blocks of the first heap.
+        // The workload is a third of the sustainable rate, and nearly all of it is small blocks of the first heap.
         overload.count_record(80);
         overload.count_block(HeapId(u8::from(ms % 100 == 0)), 64);
         let load =
@@ -332,7 +332,7 @@ fn doubling_the_interval_halves_small_samples_and_keeps_large_ones() {
     let at = |bytes| sizes.expected(Interval::EXACT, Interval::nearest(bytes));
     assert!((at(1) - 1010.0).abs() < 1e-9);
     assert!((at(64) - 1010.0).abs() < 1e-9, "at an interval of their size all are sampled");
-    // 1000 · (1 − e^(−1/64)) and ten that are always sampled.
+    // The number is 1000 · (1 − e^(−1/64)), and ten blocks that are always sampled.
     assert!((at(4096) - 25.5).abs() < 0.1, "{}", at(4096));
     assert!((sizes.expected(Interval::nearest(4096), Interval::nearest(2048)) - 1994.5).abs() < 1.0);
 }

@@ -1,4 +1,4 @@
-//! Estimates from thinned samples, compared with the true values.
+//! Tests of estimates from thinned samples, compared with the true values.
 
 use profiler_common::sampling::SamplingRate;
 use proptest::prelude::*;
@@ -13,7 +13,7 @@ use crate::ledger::{Ledger, LiveAllocation};
 const PID: Pid = Pid(7);
 const HEAP: HeapId = HeapId(0);
 
-/// SplitMix64 as in the module, for the sampling decisions.
+/// SplitMix64, as in the module, for the sampling decisions.
 struct Random(u64);
 
 impl Random {
@@ -98,7 +98,7 @@ fn thinned_estimates_are_unbiased_and_within_four_sigma() {
     }
 }
 
-/// Thins 5000 blocks, of which a third each is live, freed before it is read, and freed after that. Returns the totals, and the true
+/// Thins 5000 blocks. One third is live, one is freed before it is read, and one after that. Returns the totals, and the true
 /// allocated and freed bytes.
 #[expect(clippy::cast_precision_loss, reason = "small")]
 fn run_with_frees(seed: u64, is_reweighed: bool) -> (Totals, [f64; 2]) {

@@ -1,4 +1,4 @@
-//! Walks over synthetic stacks.
+//! Tests of walks over synthetic stacks.
 
 use profiler_common::unwind::{CallerBp, Cfa};
 use proptest::prelude::*;

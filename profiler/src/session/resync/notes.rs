@@ -31,8 +31,8 @@ impl Notes {
         Self { since, touched: Touched::default(), freed: FxHashMap::default() }
     }
 
-    /// A free has the time after its block left the live set, an allocation that before its block entered it, and a restored block
-    /// that of its allocation.
+    /// Notes an event whose block may have been read before. A free has the time after its block left the live set, an
+    /// allocation has the time before its block entered it, and a restored block has the time of its allocation.
     pub(super) fn touch(&mut self, event: &Event) {
         let (pid, address, is_later) = match event {
             Event::Alloc(Allocation { pid, address, time, .. }) => (*pid, *address, self.since.since(*time) <= QUIET),
@@ -48,8 +48,8 @@ impl Notes {
         }
     }
 
-    /// Of several blocks at an address, the one that was live when the reading began is the only one that can have been read, and
-    /// the first that is freed afterwards. `ledger` still has it.
+    /// Notes a freed block, which `ledger` still has. Of several blocks at an address, the one that was live when the
+    /// reading began is the only one that can have been read, and the first that is freed afterwards.
     pub(super) fn free(&mut self, free: &Free, ledger: &Ledger) {
         if free.time >= self.since
             && let Some(block) = ledger.about_to_be_freed(free)

@@ -1,4 +1,4 @@
-//! Schedule of passes, classification of blocks, and whole passes over ledgers with dropped records.
+//! Tests of the schedule of passes, of the classification of blocks, and of whole passes over ledgers with dropped records.
 
 use profiler_common::interval::Interval;
 use proptest::prelude::*;
@@ -14,7 +14,8 @@ fn at(ms: u64) -> MonotonicNanos {
     MonotonicNanos(ms * 1_000_000)
 }
 
-/// Milliseconds until `until` at which passes begin, when records are dropped at the times in `drops` and a pass takes `took`.
+/// Returns the milliseconds until `until` at which passes begin, when records are dropped at the times in `drops` and a pass
+/// takes `took`.
 fn passes(drops: impl Fn(u64) -> bool, took: u64, until: u64) -> Vec<u64> {
     let (mut schedule, mut dropped, mut began) = (Schedule::default(), 0, Vec::new());
     let mut ends = None;

@@ -25,9 +25,10 @@ use crate::session::lifecycle::{ParentTarget, ProcessChange, UNREACHED};
 use crate::session::target::{ForkedChild, Target};
 use crate::units::MonotonicNanos;
 
-/// Polls until every target has been polled once, so that modules mapped later are hooked within a second.
+/// Number of polls in which every target is polled once, so that modules mapped later are hooked within a second.
 pub(super) const POLL_TURNS: u32 = 3;
-/// Times of draining in which all targets' stubs are polled, and the number of targets each time. One takes about 10 µs.
+/// Number of drains in which the stubs of all targets are polled, and minimum number of targets polled per drain.
+/// Polling one takes about 10 µs.
 const STUBS_TURNS: usize = 12;
 const STUBS_POLLED_MIN: usize = 8;
 
@@ -37,7 +38,7 @@ const CHANGES_TIME_MAX: Duration = Duration::from_millis(100);
 
 impl Session {
     /// Makes the kernel side sample a process. Must precede attaching its probes: they ignore other processes.
-    /// `shares` if it has shared probes although others have their own.
+    /// `shares` is whether the process has shared probes although others have their own.
     pub(super) fn mark(&mut self, pid: Pid, shares: bool) {
         self.resync.sweep(pid, &mut self.probes.kernel);
         self.probes.mark(pid, self.config.follow_forks || self.counts_children(), shares);
@@ -91,10 +92,11 @@ impl Session {
         self.discard_at(target, clock::now().monotonic);
     }
 
-    /// `ended` is the time of its last totals.
+    /// Closes a target and releases its probes. `ended` is the time of its last totals.
     pub(super) fn discard_at(&mut self, target: &mut Target, ended: MonotonicNanos) {
         target.close(ended, &mut self.probes.kernel);
-        // Detaching its probes has the kernel ask the others' whether they are of each process with a breakpoint there.
+        // Detaching the target's probes has the kernel ask the others' whether they are of each process with a
+        // breakpoint there.
         self.outlive_first_threads();
         self.probes.release(target);
     }
@@ -118,7 +120,8 @@ impl Session {
         }
     }
 
-    /// Changes that remain after the time limit are [due](crate::session::lifecycle::Lifecycle::next_due) at once.
+    /// Handles process changes within a time limit. Remaining changes are
+    /// [due](crate::session::lifecycle::Lifecycle::next_due) at once.
     pub(super) fn handle_changes(&mut self) {
         let end = Instant::now() + CHANGES_TIME_MAX;
         for pid in self.lifecycle.take_unfollowed() {
@@ -154,8 +157,8 @@ impl Session {
         }
     }
 
-    /// After `end`, a change of the held process only: it is released when its changes are handled. A command that waits at an exec
-    /// waits until no other process is held, to be held then.
+    /// Takes the next due change. After `end`, takes only a change of the held process, which is released when its
+    /// changes are handled. A command that waits at an exec waits until no other process is held, to be held then.
     fn next_change(&mut self, end: Instant) -> Option<ProcessChange> {
         let Some(held) = self.held else {
             return (Instant::now() < end).then(|| self.lifecycle.take_due(|_| true)).flatten();
@@ -203,8 +206,8 @@ impl Session {
         self.processes.update_exit_codes();
     }
 
-    /// Looks for what has to change in the next few processes with stubs. A program that resolves a pointer by its first call traps
-    /// until it is changed.
+    /// Polls the stubs of the next few processes. A program that resolves a pointer by its first call traps until the
+    /// pointer is changed.
     pub(super) fn poll_some_stubs(&mut self) {
         if !self.probes.has_stubs() {
             return;
@@ -222,7 +225,7 @@ impl Session {
         }
     }
 
-    /// Reads generated code, and looks for the files that name it, as long as the processes live.
+    /// Reads generated code, and searches for the files that name it, as long as the processes live.
     pub(super) fn poll_generated(&mut self) {
         self.probes.unwinding.interpreters.read_pending(&self.probes.discovery.modules);
         for target in self.processes.running_mut() {
@@ -230,7 +233,8 @@ impl Session {
         }
     }
 
-    /// A policy that chooses the inline engine for a process means no other: probes are expensive among many targets.
+    /// Detaches from processes that the inline engine refuses although the policy chose it for them: probes are
+    /// expensive among many targets.
     fn skip_refused(&mut self) {
         let refused = |target: &Target| {
             let reason = self.probes.stubs_refused(target)?;
@@ -273,7 +277,8 @@ impl Session {
         }
         self.lifecycle.stop_polling(pid);
         if requested && !is_gone {
-            // It may execute or fork a program with an allocator: a wrapper, or a shell without a heap of its own.
+            // The process may execute or fork a program with an allocator: it may be a wrapper, or a shell without a
+            // heap of its own.
             let before = starting.unprofilable.replace(format!("{error:#}"));
             if before.is_none()
                 && matches!(error.downcast_ref(), Some(NoAllocator::Unreadable(_, ObjectError::Is32Bit)))
@@ -342,7 +347,7 @@ impl Session {
         if stopped.is_some() && !self.probes.inherit(&target) {
             self.processes.others.not_inherited_count += 1;
         }
-        // No allocation since it was stopped was missed.
+        // No allocation since the child was stopped was missed.
         target.start_recording(stopped.unwrap_or_else(|| clock::now().monotonic), false);
         self.add_target(target);
         if let Some(target) = self.processes.get(child).filter(|_| stopped.is_some()) {
@@ -460,7 +465,7 @@ impl Session {
         if !requested {
             match selection::matches_new(exec.pid, selection) {
                 Ok(true) => {}
-                // With `--all`, it was probably selected.
+                // If the process cannot be examined, `--all` has probably selected it.
                 Err(error) if selection.all => return Err(error),
                 Ok(false) | Err(_) => return Ok(None),
             }
@@ -483,7 +488,7 @@ impl Session {
         self.processes.keep(target, &self.probes.discovery.plan);
     }
 
-    /// At the end: closes replaced programs, and counts the processes that are not targets yet.
+    /// Closes replaced programs, and counts the processes that are not targets yet, at the end of a recording.
     pub(super) fn close_replaced(&mut self) {
         for change in self.lifecycle.take_remaining() {
             let pid = change.pid();
@@ -566,7 +571,8 @@ impl Session {
         }
     }
 
-    /// Later allocations and frees are not recorded. False if the target has exited or executed another program.
+    /// Detaches from a target: later allocations and frees are not recorded. Returns false if the target has exited or
+    /// executed another program.
     pub(super) fn detach_target(&mut self, pid: Pid) -> bool {
         self.probes.forget(pid);
         let now = clock::now().monotonic;

@@ -4,13 +4,13 @@
 //! open the filter ─▶ stop ─▶ copy ─▶ resume ─▶ walk and sample, on a thread ─▶ insert ─▶ close the filter
 //! ```
 //!
-//! A small process that waits is resumed only after the insertion. What follows is for the others, and takes two grace periods of the
-//! kernel, of 10 to 20 ms each.
+//! A small process that waits is resumed only after the insertion. The following applies to the others, and takes two
+//! grace periods of the kernel, of 10 to 20 ms each.
 //!
-//! The walk takes long, and the process frees blocks meanwhile. So from before the stop until the blocks are in the live
-//! set, the kernel side reports frees of blocks that are not in it. A block whose free was reported, and whose thread was stopped
-//! before `free` had worked, is left out. What was sampled before the stop is part of the walked
-//! heap, and is removed, except blocks that are as large as the interval: all of those are known.
+//! The walk takes long, and the process frees blocks meanwhile. So from before the stop until the blocks are in the
+//! live set, the kernel side reports frees of blocks that are not in it. A block whose free was reported, and whose
+//! thread was stopped before `free` had worked, is left out. Blocks that were sampled before the stop are part of the
+//! walked heap, and are removed, except blocks that are as large as the interval: all of those are known.
 
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -40,7 +40,8 @@ use crate::session::target::Target;
 use crate::units::{Amounts, EstimatedBytes};
 use crate::{keeper, walk};
 
-/// Blocks to enter of a process, sampled if there are more: the error of live bytes after half of them were freed is 0.4 %.
+/// Maximum number of blocks to enter of a process, sampled if there are more: the error of live bytes after half of
+/// them were freed is 0.4 %.
 const BLOCKS_MAX: usize = 1 << 16;
 /// Share of the live set that an inventory may take.
 const LIVE_SHARE: usize = 4;
@@ -48,17 +49,18 @@ const LIVE_SHARE: usize = 4;
 const TRIES_MAX: u32 = 8;
 const PAUSES_MAX: Duration = Duration::from_secs(1);
 const WAIT: Duration = Duration::from_micros(500);
-/// Resident memory of a waiting process that stays stopped until its blocks are inserted, and how long the walk may take then: of so
-/// much memory, it takes 1 to 4 ms.
+/// Maximum resident memory of a waiting process that stays stopped until its blocks are inserted, and maximum time of
+/// its walk, which takes 1 to 4 ms for that much memory.
 const HELD_RESIDENT_BYTES: u64 = 4 << 20;
 const HELD_WALK_MAX: Duration = Duration::from_millis(10);
 const HELD_WAIT: Duration = Duration::from_micros(100);
 
-/// Blocks to insert between two reads of the ring buffer: first, and when the process has filled it once meanwhile.
+/// Number of blocks to insert between two reads of the ring buffer: at first, and when the process has filled it once
+/// meanwhile.
 const PART: usize = 64;
 const PART_MAX: usize = 1024;
-/// Number of times that the process may fill the ring buffer until no more blocks are inserted: it may do so as fast as the ring
-/// buffer is read, and everything else waits meanwhile.
+/// Number of times that the process may fill the ring buffer until no more blocks are inserted: the process may fill it
+/// as fast as it is read, and everything else waits meanwhile.
 const FILLED_MAX: u64 = 4;
 /// Number of blocks to insert while their process is stopped, at about 1 µs each.
 const HELD_BLOCKS_MAX: usize = 1024;
@@ -202,7 +204,7 @@ impl Session {
         })
     }
 
-    /// Removes the blocks that stand for others, which the inventory will contain too.
+    /// Removes the sampled blocks that stand for others: the inventory will contain all of them.
     fn remove_sampled(&mut self, pid: Pid) {
         let heaps = self.hooked_heaps(pid);
         let is_walked =
@@ -288,7 +290,7 @@ impl Session {
         }
     }
 
-    /// Waits for the walk, unless the recording ends and the user interrupts again.
+    /// Waits for the walk and enters its blocks, unless the recording ends and the user interrupts again.
     pub(super) fn complete_inventory(&mut self, is_end: bool) {
         while self.inventories.pending.is_some() {
             if self.inventories.is_walked() {
@@ -310,17 +312,17 @@ impl Session {
         }
     }
 
-    /// Closes the filter in front of the live set unless an inventory needs it. That takes as long as entering many small processes, so
-    /// it is done after all of them.
+    /// Closes the filter in front of the live set unless an inventory needs it. Closing takes as long as entering many
+    /// small processes, so it is done after all of them.
     pub(super) fn close_unused_filter(&self) {
         if self.inventories.pending.is_none() {
             self.resync.set_filter_open(false);
         }
     }
 
-    /// Inserts the blocks of a process that is stopped. Nothing has been freed since they were copied if all records have been read, and
-    /// no program is in progress at a probe: threads stop on their way back from the kernel. `None` if that is not certain, or the
-    /// blocks are many.
+    /// Inserts the blocks of a process that is stopped. Nothing has been freed since they were copied if all records
+    /// have been read, and no BPF program is in progress at a probe: threads stop on their way back from the kernel.
+    /// Returns `None` if that is not certain, or the blocks are many.
     pub(super) fn enter_held(&mut self, walked: &Walked) -> Option<Inventory> {
         let may_improve = walked.was_changing || walked.error.is_some();
         if may_improve || walked.chosen.len() > HELD_BLOCKS_MAX || self.resync.is_running() {
@@ -436,7 +438,7 @@ impl Session {
                 break;
             }
         }
-        // Programs that have not found a block before it was inserted report its free.
+        // BPF programs that have not found a block before it was inserted report its free.
         self.complete_programs();
         self.forget_stale(pid);
         if self.restore_newer(pid) {
@@ -452,8 +454,9 @@ impl Session {
 
     /// Enters blocks that were freed during the walk, and their frees.
     ///
-    /// The peak is at the start or at the end of the walk: these blocks must not be live with those that were allocated meanwhile,
-    /// which may have replaced them. So only as many are live with these as there were more of them.
+    /// The peak is at the start or at the end of the walk: these blocks must not be live together with blocks that were
+    /// allocated meanwhile, which may have replaced them. So up to the bytes that were allocated meanwhile, they are
+    /// entered as freed; only the others are live first.
     fn enter_gone(&mut self, gone: &[LiveAllocation]) {
         let Some(taken) = self.inventories.pending.as_ref().map(|pending| pending.taken) else { return };
         let Some(target) = self.inventory_target() else { return };
@@ -478,8 +481,8 @@ impl Session {
         }
     }
 
-    /// Reads the records of programs that run now. The ring buffer ends at the first record that a preempted program has reserved
-    /// and not submitted.
+    /// Reads the records of BPF programs that run now. The ring buffer ends at the first record that a preempted BPF
+    /// program has reserved and not submitted.
     pub(super) fn complete_programs(&mut self) {
         bpf::wait_for_programs();
         self.catch_up();
@@ -515,14 +518,14 @@ impl Session {
     }
 }
 
-/// Time for which a process with so many threads and so much memory is stopped. Measured: threads are stopped, their
-/// registers read and transferred, and the memory copied.
+/// Predicted time for which a process with so many threads and so much memory is stopped. Measured: threads are
+/// stopped, their registers read and transferred, and the memory copied.
 fn predicted_stop(threads: usize, bytes: u64) -> Duration {
     let threads = u64::try_from(threads).unwrap_or(u64::MAX);
     Duration::from_nanos(threads.saturating_mul(350_000).saturating_add(bytes / 5))
 }
 
-/// Why a process would be stopped for too long; `None` if it would not be.
+/// Reason why a process would be stopped for too long; `None` if it would not be.
 fn too_long(pid: Pid, resident_bytes: u64, limit: Duration) -> Option<String> {
     let threads = stat::threads(pid).map_or(0, |threads| threads.len());
     let predicted = predicted_stop(threads, resident_bytes);

@@ -44,7 +44,7 @@ impl Session {
         let mut before_exec = |pid, tracer| self.await_exec(pid, tracer);
         let started = Launch::start(&keeper, command, inherited, exec_layout.is_some(), &mut before_exec);
         let launch = match started {
-            // The recording ends with its report.
+            // The recording ends with a report.
             Err(error) if self.has_lost_keeper() => {
                 warn!("the command was not started: {error:#}");
                 return Ok(());
@@ -68,7 +68,7 @@ impl Session {
     fn begin_command(&mut self, command: &mut Command) -> Result<()> {
         let pid = command.launch.pid();
         if self.processes.get(pid).is_some() {
-            // It is not held: see `await_exec`.
+            // The command is not held: see `await_exec`.
             return Ok(());
         }
         // Threads of programs that are not held at their exit cannot be stopped.
@@ -108,7 +108,8 @@ impl Session {
         Ok(())
     }
 
-    /// Lets a held command run: without a tracer, except for a leak check, which needs one to hold it at its exit.
+    /// Lets a held command run without a tracer, except for a leak check, which needs one to hold the command at its
+    /// exit.
     fn let_run(&mut self, command: &mut Command) -> Result<(), LaunchError> {
         let pid = command.launch.pid();
         command.gave_way = self.gives_way(pid);
@@ -125,14 +126,14 @@ impl Session {
         Ok(())
     }
 
-    /// What is needed to stop the command at its execs; `None` if it is not stopped so.
+    /// Layout that is needed to stop the command at its execs; `None` if it is not stopped at them.
     fn execs_to_stop(&self) -> Option<ExecStopLayout> {
         let is_stopped = self.config.checks.is_none() && self.config.hold != Hold::Never;
         let layout = self.probes.kernel.exec_stop_layout().filter(|_| is_stopped)?;
         (!may_be_hung_up(Pid(std::process::id()))).then_some(layout)
     }
 
-    /// Whether a leak check leaves a process alone at its exit: its own LeakSanitizer traces it then.
+    /// Whether a leak check skips a process at its exit, because its own LeakSanitizer traces it then.
     pub(super) fn gives_way(&self, pid: Pid) -> bool {
         let target = self.processes.get(pid).filter(|target| target.has_leak_sanitizer && self.config.checks.is_some());
         if let Some(target) = target {
@@ -143,7 +144,7 @@ impl Session {
 
     /// Whether a process must not be stopped, because its own LeakSanitizer may be about to trace it.
     pub(super) fn may_trace_itself(&mut self, pid: Pid) -> bool {
-        // While it starts up, it is stopped first, and examined then.
+        // A process that is starting up is stopped first, and examined then.
         if !link_map::is_complete(pid) {
             return false;
         }
@@ -184,7 +185,8 @@ impl Session {
         Ok(())
     }
 
-    /// Stops a new process, which starts up meanwhile: call this first. `None` if it cannot or should not be stopped.
+    /// Stops a new process. Call this first, because the process starts up meanwhile. `None` if it cannot or should not
+    /// be stopped.
     pub(super) fn hold(&mut self, pid: Pid) -> Option<Launch> {
         let is_never_held = self.config.hold == Hold::Never || !self.config.grace().is_zero();
         let command = self.command.as_ref().filter(|command| command.launched().0 == pid);
@@ -256,7 +258,7 @@ impl Session {
                     self.let_run(command)?;
                 }
                 ProgramStop::Exiting => {
-                    // The last time that its mappings can be read.
+                    // This is the last time that the mappings of the command can be read.
                     self.empty_ring();
                     self.complete_all_stacks();
                     listener.inspected(self.inspect_launched(&command.launch, method, true));
@@ -267,16 +269,16 @@ impl Session {
         Ok(())
     }
 
-    /// The process of the command if it waits at an exec for its probes.
+    /// PID of the command if it waits at an exec for its probes.
     pub(super) fn stopped_command(&self) -> Option<Pid> {
         self.command.as_ref().filter(|command| command.is_stopped()).map(|command| command.launched().0)
     }
 
-    /// Resumes the command if it waits at an exec that is not going to be handled: it could not be held then, or the kernel side
-    /// could not report the exec.
+    /// Resumes the command if it waits at an exec that is not going to be handled: the command could not be held then,
+    /// or the kernel side could not report the exec.
     pub(super) fn resume_unattended_command(&mut self) {
         let Some(pid) = self.stopped_command() else { return };
-        // It may be at its next exec by now. The report precedes the stop.
+        // The command may be at its next exec by now. The report precedes the stop.
         self.catch_up();
         if let Some(command) = self.command.as_ref().filter(|_| !self.lifecycle.awaits(pid)) {
             command.resume();
@@ -356,7 +358,7 @@ impl Session {
         }
     }
 
-    /// Inspects those that run.
+    /// Inspects the followed descendants that run.
     pub(super) fn inspect_followed(&mut self, method: Method, listener: &mut dyn Listener) {
         let Some(followed) = &mut self.followed else { return };
         for mut launch in followed.take() {
@@ -370,7 +372,7 @@ impl Session {
     }
 }
 
-/// Fails if the file system of a program does not answer: its exec could not be interrupted.
+/// Fails if the file system of a program does not answer: the exec of the program could not be interrupted.
 fn check_answers(program: &OsStr) -> Result<(), LaunchError> {
     for path in candidates(program) {
         reader::reach(None, &path).map_err(|error| {

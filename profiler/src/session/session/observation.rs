@@ -1,5 +1,5 @@
-//! Whether silence of the probes is silence of the programs: first threads that exit, breakpoints that are missing, and processes that
-//! run in the memory of others.
+//! Checks whether silent probes mean silent programs: first threads that exit, breakpoints that are missing, and
+//! processes that run in the memory of others.
 
 use tracing::{debug, warn};
 
@@ -14,7 +14,7 @@ use crate::session::config::Engine;
 use crate::session::target::Target;
 
 impl Session {
-    /// Inspects a part of the targets at each turn.
+    /// Inspects a part of the targets, which `turn` selects.
     pub(super) fn observe(&mut self, turn: u32) {
         let is_due = |target: &Target| target.is_young() || target.pid.0 % POLL_TURNS == turn % POLL_TURNS;
         for target in self.processes.running_mut().filter(|target| target.was_recorded() && is_due(target)) {
@@ -26,7 +26,8 @@ impl Session {
         }
     }
 
-    /// Keeps all targets recorded whose first threads have exited. With shared probes there are many, and none depends on that.
+    /// Keeps targets recorded whose first threads have exited. Skips targets with shared probes: they are many, and do
+    /// not depend on that thread.
     pub(super) fn outlive_first_threads(&mut self) {
         if !self.probes.are_first_threads_due() {
             return;
@@ -36,7 +37,7 @@ impl Session {
         }
     }
 
-    /// Verifies all probes at the end of a recording. Without the keeper, there are none.
+    /// Verifies all probes at the end of a recording. Without the keeper, there are no probes.
     pub(super) fn verify_probes(&mut self) {
         if self.has_lost_keeper() {
             return;

@@ -35,7 +35,7 @@ impl Session {
         format!("{}: {functions} of heap {heaps}{later}", names.join(", "))
     }
 
-    /// Functions that are hooked in any process, without duplicates: as the report counts them.
+    /// Number of different functions that are hooked in any process, as the report counts them.
     fn functions_hooked(&self) -> usize {
         let mut functions = HashSet::new();
         for target in self.processes.running() {
@@ -77,7 +77,7 @@ impl Session {
         Some(self.snapshot_of(target, ledger))
     }
 
-    /// Without anything over time.
+    /// Snapshot of one target without any data over time.
     fn snapshot_of(&self, target: &Target, ledger: TargetSnapshot) -> Snapshot {
         let state = TargetState {
             facts: target.facts(),

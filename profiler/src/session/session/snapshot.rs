@@ -53,7 +53,7 @@ impl Session {
             Request::Mark => self.set_mark(listener),
             Request::Snapshot(reply) => {
                 if !reply.is_closed() {
-                    // A view that no longer waits needs none.
+                    // A view that no longer waits needs no reply.
                     let _ = reply.send(self.view()?);
                 }
                 Ok(())
@@ -83,7 +83,7 @@ impl Session {
         window
     }
 
-    /// What the kernel side has counted so far, without what were no losses.
+    /// Counters of the kernel side, without missed frees that were no losses.
     pub(super) fn counters(&self) -> Result<Counters> {
         let mut counters = self.probes.counters()?;
         counters.subtract(Counter::MissedFree, self.inventories.replaced());
@@ -108,7 +108,7 @@ impl Session {
         Ok(())
     }
 
-    /// The whole recording so far, for views. Neither ends a window nor waits for inventories.
+    /// Snapshot of the whole recording so far, for views. Neither ends a window nor waits for inventories.
     fn view(&mut self) -> Result<Arc<Snapshot>> {
         let begun = clock::now().monotonic;
         if let Some(latest) = self.views.reusable(begun) {
@@ -144,7 +144,7 @@ impl Session {
         }
     }
 
-    /// Takes a snapshot: of a window, or of the whole recording without one and at its end.
+    /// Takes a snapshot of a window, or of the whole recording if there is no window or it is the last.
     pub(super) fn snapshot(&self, now: clock::Instant, counters: &Counters, window: Option<Window>) -> Snapshot {
         let health = self.health(counters);
         let is_whole = window.as_ref().is_none_or(|window| window.reason == WindowReason::End);
@@ -178,7 +178,8 @@ impl Session {
         targets.map(|target| target.state(now.monotonic, &self.probes.discovery.plan, &self.rates)).collect()
     }
 
-    /// A block that the live set had no place for may be live; one whose record was dropped is found there. Sizes are up to the target.
+    /// Amounts that the ledgers lack. A block that the live set had no place for may be live; a block whose record was
+    /// dropped is found there. Sizes are up to the target.
     fn unaccounted(&self, counters: &Counters) -> Unaccounted {
         let (live_bytes, live_count) = (counters.get(Counter::UntrackedBytes), counters.get(Counter::UntrackedBlocks));
         Unaccounted {

@@ -1,4 +1,4 @@
-//! Copies and frames as they arrive.
+//! Tests of copies and frames as they arrive.
 
 use profiler_common::step::Registers;
 
@@ -22,10 +22,10 @@ fn frames(pid: u32, id: u64) -> Arrival {
     Arrival::Frames(Event::Stack(Pid(pid), StackId(id), Stack { frames, end: StackEnd::MissingModule }))
 }
 
-/// A copy that is to be resumed: first frame and bytes.
+/// First frame and number of bytes of a copy that is to be resumed.
 type Seen = (u64, usize);
 
-/// Resumes as if walks ended like this, with one more frame each.
+/// Resumes copies as if each walk had found one more frame and ended like this.
 fn resume(
     copies: &mut StackCopies,
     pid: u32,
@@ -84,7 +84,7 @@ fn the_number_of_bytes_is_limited() {
     enter(&mut copies, (0..fitting - 1).map(|id| page(1, id, 0)));
     enter(&mut copies, [page(2, u64::MAX, 0), frames(2, u64::MAX)]);
     assert_eq!(copies.bytes, BYTES_MAX);
-    // Makes room: the frames of the others were probably dropped.
+    // This copy makes room: the frames of the older copies were probably dropped.
     enter(&mut copies, [page(1, fitting, 0), frames(1, fitting), page(1, 3, 1), frames(1, 3)]);
     assert_eq!(copies.bytes, 2 * PAGE_BYTES);
     assert_eq!(resume(&mut copies, 2, true, StackEnd::Complete, false).0, [(u64::MAX, PAGE_BYTES)]);

@@ -10,14 +10,14 @@ use crate::linux::proc::maps::executable_mappings;
 use crate::session::target::Target;
 
 impl Stubs {
-    /// The stubs of a process that forks a child now.
+    /// Stubs of a process that forks a child now.
     pub(in crate::session) fn of(&self, pid: Pid) -> Option<CopiedStubs> {
         let installed = self.targets.get(&pid)?.installed()?;
         Some(CopiedStubs::of(installed))
     }
 
-    /// The stubs that a process has copied, as those of its parent or of another target. The child's mappings are known as those of its
-    /// parent, perhaps before that had stubs, so they are read.
+    /// Finds the stubs that a process has copied: those of its parent or of another target. The child's mappings are
+    /// known as those of its parent, perhaps from before the parent had stubs, so they are read.
     fn original<'a>(&'a self, target: &'a Target) -> Option<&'a Installed> {
         let of_parent = target.stubs.as_ref().map(CopiedStubs::installed);
         if of_parent.is_none() && !self.targets.values().any(|state| state.installed().is_some()) {
@@ -33,10 +33,10 @@ impl Stubs {
         !self.targets.contains_key(&target.pid) && self.original(target).is_some()
     }
 
-    /// The stubs that a process has copied from a target.
+    /// Copies the stubs that a process has inherited from a target.
     pub(super) fn copied(&self, target: &Target, kernel: &mut Kernel) -> Option<Box<Installed>> {
         let owner = self.original(target)?;
-        // Before the calls are read that it has inherited the count of, so that no sampled call is taken for a missed one.
+        // The count that the process has inherited is read later, so that no sampled call is taken for a missed one.
         if let Err(error) = kernel.count_stub_calls(target.pid) {
             debug!("process {}: {error}", target.pid);
         }

@@ -5,7 +5,7 @@ use profiler_common::interval::Interval;
 use crate::ids::HeapId;
 use crate::probe::stub::{self, slot};
 
-/// Draws from the exponential distribution.
+/// Random countdowns with an exponential distribution.
 #[derive(Debug)]
 pub(super) struct Countdowns(u64);
 
@@ -14,7 +14,7 @@ impl Countdowns {
         Self(seed)
     }
 
-    /// First countdowns of all heaps, whose slots are next to each other.
+    /// Returns the first countdowns of all heaps, whose slots are next to each other.
     pub(super) fn first(&mut self, size_bytes: u64, heaps: &[(HeapId, u64, Interval)], slots_per_heap: u32) -> Vec<u8> {
         let mut data = vec![0; usize::try_from(size_bytes).unwrap_or(0)];
         for (number, line) in data.chunks_exact_mut(slot::BYTES).enumerate() {
@@ -24,7 +24,7 @@ impl Countdowns {
         data
     }
 
-    /// Draws the first countdown of a slot.
+    /// Samples the first countdown of a slot.
     #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "a random number of bytes")]
     fn fill(&mut self, line: &mut [u8], interval: Interval) {
         let uniform = (self.random() >> 11) as f64 / (1_u64 << 53) as f64;
@@ -36,7 +36,7 @@ impl Countdowns {
         stub::put(line, slot::RANDOM, &self.random().to_ne_bytes());
     }
 
-    /// `SplitMix64`.
+    /// Next random number, by `SplitMix64`.
     fn random(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

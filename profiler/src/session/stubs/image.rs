@@ -1,4 +1,4 @@
-//! What is mapped into a target: the stubs' code, its countdowns and the filter.
+//! Image that is mapped into a target: the stubs' code, the countdowns and the filter.
 
 use std::fs::File;
 
@@ -31,12 +31,12 @@ pub(super) struct ReplaceableHook<'a> {
     /// Address of the function.
     pub(super) function: u64,
     pub(super) place: FunctionPlace,
-    /// If it may throw.
+    /// Form of the function that does not throw; `None` if the function itself cannot throw.
     nothrow: Option<Form>,
 }
 
 impl ReplaceableHook<'_> {
-    /// Without the address of a stub.
+    /// Returns the function with a stub address of zero.
     pub(super) fn unplaced(&self) -> Replaced {
         let hook = &self.planned.hook;
         Replaced {
@@ -49,7 +49,7 @@ impl ReplaceableHook<'_> {
     }
 }
 
-/// Heaps of C libraries.
+/// Heap names of C libraries.
 const C_LIBRARIES: [&str; 2] = ["libc", "musl"];
 
 /// Hooks of a target that stubs can replace.
@@ -76,21 +76,21 @@ fn replaceable<'a>(
     Some(ReplaceableHook { planned, function: place.address, place, nothrow })
 }
 
-/// Places of the parts, one behind the other, each of whole pages.
+/// Layout of an image: its parts follow each other, and each has whole pages.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     pub(super) address: u64,
     pub(super) code_bytes: u64,
     pub(super) data_bytes: u64,
     pub(super) heap_bytes: u64,
-    /// Of the countdowns of all heaps. Live ones come first, then idle ones.
+    /// Size of the countdowns of all heaps. Live countdowns come first, then idle ones.
     pub(super) countdown_bytes: u64,
 }
 
 impl Layout {
     pub(super) const FILTER_BYTES: u64 = LIVE_FILTER_SLOTS as u64 * 8;
 
-    /// Without an address.
+    /// Returns a layout whose address is zero.
     pub(super) fn new(stubs: usize, heaps: usize, slots_per_heap: u32) -> Self {
         let heap_bytes = u64::from(slots_per_heap) * slot::BYTES as u64;
         let countdown_bytes = heap_bytes * heaps as u64;
@@ -115,12 +115,12 @@ impl Layout {
         self.filter_address() - control::BYTES as u64
     }
 
-    /// Of the countdowns of the heap with this number.
+    /// Address of the countdowns of the heap with this number.
     pub(super) fn heap_address(&self, number: u64) -> u64 {
         self.address + self.code_bytes + number * self.heap_bytes
     }
 
-    /// The data with these live countdowns. Stubs are switched off.
+    /// Returns the data with these live countdowns, in which stubs are switched off.
     pub(super) fn data(&self, live: &[u8]) -> Vec<u8> {
         let mut data = vec![0; usize::try_from(self.data_bytes).unwrap_or(0)];
         data[..live.len()].copy_from_slice(live);
@@ -144,7 +144,7 @@ pub(super) struct Assembled {
     pub(super) sites: Vec<Site>,
 }
 
-/// `hooks` in an order in which those come first whose stubs others jump to.
+/// Assembles the stubs of `hooks`, whose order must have stubs that others jump to first.
 pub(super) fn assemble(
     pid: Pid,
     hooks: &[ReplaceableHook<'_>],
@@ -194,7 +194,7 @@ pub(super) fn assemble(
             count: spec.count.map(register),
             pointer: spec.pointer.map(register),
             scope: ProbeScope::Any,
-            // Of the form that the stub calls.
+            // The stub calls a form that does not throw.
             may_throw: false,
             ..planned.cookie().map_err(Clone::clone)?
         };
@@ -215,7 +215,8 @@ pub(super) fn assemble(
     Ok(Assembled { image, functions, places, sites })
 }
 
-/// Finds a place for stubs: that of equal ones if the process has them, whose addresses it may have copied. Then returns their file.
+/// Finds a place for stubs. If the process has equal stubs, whose addresses it may have copied, returns their place and
+/// their file.
 pub(super) fn place(
     pid: Pid,
     layout: Layout,
@@ -241,14 +242,15 @@ pub(super) fn place(
 
 /// Preferred distance of the stubs from the allocator, so that modules that are loaded later are mapped in between.
 const DISTANCE_BYTES: u64 = stub::REACH_BYTES / 8;
-/// With room for the stubs' data, and for an allocator's other functions.
+/// Maximum distance of the stubs, with space for their data and for an allocator's other functions.
 const DISTANCE_BYTES_MAX: u64 = stub::REACH_BYTES - stub::REACH_BYTES / 32;
-/// Lowest address that a process may map (`vm.mmap_min_addr` is below), with room for programs at their linked address.
+/// Lowest address that a process may map (`vm.mmap_min_addr` is below), with space for programs at their linked
+/// address.
 const ADDRESS_MIN: u64 = 1 << 20;
 /// First address above those that every process may map. On arm64, most kernels have more.
 const ADDRESS_END: u64 = if cfg!(target_arch = "aarch64") { 1 << 39 } else { 0x7fff_ffff_f000 };
 
-/// Finds free addresses near the allocator, best below it: the kernel maps new modules downwards from the lowest.
+/// Finds free addresses near the allocator, preferably below it: the kernel maps new modules downwards from the lowest.
 fn free_range(mapped: &[Region], near: u64, size_bytes: u64) -> Option<u64> {
     let page_bytes = page_bytes();
     let page = |address: u64| address / page_bytes * page_bytes;

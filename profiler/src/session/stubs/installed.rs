@@ -1,4 +1,4 @@
-//! Stubs in one process: what has been installed, and what has passed it.
+//! Stubs that are installed in one process, and the calls that have passed them.
 
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -18,18 +18,18 @@ use crate::linux::process_memory;
 use crate::probe::stub::slot;
 use crate::session::rates::Rates;
 
-/// Calls of a program's start-up do not decide which engine records it.
+/// Time after which calls decide which engine records a program: those of its start-up do not.
 const START_UP: Duration = Duration::from_secs(1);
-/// Pause after calls could not be handed back.
+/// Pause after an attempt to hand calls back has failed.
 const POSTPONED: Duration = Duration::from_secs(5);
-/// Time and calls after which the share of trapped calls is known.
+/// Time and number of calls after which the share of trapped calls is known.
 const WINDOW: Duration = Duration::from_millis(250);
 const WINDOW_CALLS_MIN: u64 = 1000;
-/// Stubs that are passed by fewer calls save too little.
+/// Maximum share of trapped calls: stubs that fewer calls pass save too little.
 const TRAPPED_SHARE_MAX: f64 = 0.1;
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(10);
-/// A process is stopped to change its slots for at most this part of the time.
+/// Divisor of the time for which a process may be stopped to change its slots.
 const STOP_PART: u32 = 200;
 
 /// When to search a process for slots that its dynamic linker has resolved meanwhile.
@@ -48,7 +48,7 @@ impl Pace {
         Instant::now() >= self.next
     }
 
-    /// Without slots to change, the next search is later.
+    /// Delays the next search, because no slots were to be changed.
     pub(super) fn found_nothing(&mut self) {
         self.next = Instant::now() + self.pause;
         self.pause = (self.pause * 2).min(PAUSE_MAX);
@@ -63,21 +63,21 @@ impl Pace {
 /// Stubs that slots of a process lead to, or have led to.
 #[derive(Clone, Debug)]
 pub(super) struct Installed {
-    /// Detached late, because a thread may be in a stub when slots are restored.
+    /// Link of the probes in the stubs. It is detached late, because a thread may be in a stub when slots are restored.
     _link: Arc<Link>,
-    /// Of the file with the stubs.
+    /// Inode of the file with the stubs.
     pub(super) inode: u64,
     pub(super) plan: Installation,
     pub(super) functions: Vec<Replaced>,
-    /// Address of the countdowns, and the interval that was written last.
+    /// Heaps with the address of their countdowns, and the interval that was written last.
     heaps: Vec<(HeapId, u64, Interval)>,
     slots_per_heap: u32,
     pub(super) search: Pace,
-    /// Calls that have passed the stubs, sampled ones among them, and those that have met a probe.
+    /// Number of calls that have passed the stubs, of sampled ones among them, and of calls that have met a probe.
     counts: Counts,
-    /// Those that a forked child has inherited the count of.
+    /// Counts that a forked child has inherited.
     before: Counts,
-    /// At the beginning of the window, and at the last search for slots.
+    /// Counts at the beginning of the window, and trapped calls at the last search for slots.
     window: Window,
     searched: u64,
     /// Share of trapped calls in the last window.
@@ -93,7 +93,7 @@ enum Decision {
     /// processor in between, so another window has to confirm it.
     Suspected,
     Keeps,
-    /// Too many calls do not pass them, in percent.
+    /// Too many calls do not pass the stubs, in percent.
     Leaves(f64),
 }
 
@@ -101,7 +101,7 @@ enum Decision {
 struct Counts {
     passed: u64,
     samples: u64,
-    /// Sampled calls that were left to functions that may throw.
+    /// Number of sampled calls that were left to functions that may throw.
     left: u64,
     kernel: StubCalls,
 }
@@ -155,12 +155,12 @@ impl Installed {
         }
     }
 
-    /// Whether this mapping is that of these stubs.
+    /// Whether this mapping contains these stubs.
     pub(super) fn is_at(&self, mapping: &Mapping) -> bool {
         (self.inode, self.plan.address) == (mapping.inode, mapping.start.0)
     }
 
-    /// What a child has copied from this process.
+    /// Returns the stubs that a child has copied from this process.
     pub(super) fn of_child(&self, pid: Pid, kernel: &Kernel) -> Self {
         let mut copied = self.clone();
         copied.plan.pid = pid;
@@ -172,7 +172,7 @@ impl Installed {
         copied
     }
 
-    /// Counts calls. After the end of the process, and in another program, the counts stay.
+    /// Counts calls. The counts stay after the end of the process or of its program.
     pub(super) fn count(&mut self, kernel: &Kernel) {
         let Some(counts) = self.read(kernel) else { return };
         self.counts = Counts {
@@ -198,7 +198,7 @@ impl Installed {
             words.fold(0, u64::wrapping_add)
         };
         let [passed, samples, left] = [slot::CALLS, slot::SAMPLES, slot::LEFT].map(sum);
-        // After the stubs' counts, so that it contains all that they do.
+        // These counts are read after the stubs' counts, so that they contain all calls that the stubs have counted.
         Some(Counts { passed, samples, left, kernel: kernel.stub_calls(plan.pid).ok()? })
     }
 
@@ -210,7 +210,7 @@ impl Installed {
         self.counts.kernel.trapped
     }
 
-    /// Number of calls that the stubs have sampled and no probe has met.
+    /// Number of calls that the stubs have sampled and no probe has recorded.
     pub(super) fn missed(&self) -> u64 {
         self.counts.samples.saturating_sub(self.counts.kernel.sampled)
     }
@@ -224,7 +224,8 @@ impl Installed {
         self.trapped_share
     }
 
-    /// Whether calls have met probes in functions since the last search for slots. Then the process may have resolved more.
+    /// Whether calls have met probes in functions since the last search for slots. If so, the process may have resolved
+    /// more slots.
     pub(super) fn is_search_due(&self) -> bool {
         self.search.is_due() && self.trapped() > self.searched
     }
@@ -237,17 +238,18 @@ impl Installed {
     pub(super) fn add_slots(&mut self, slots: Vec<SlotChange>, stopped: Duration) {
         self.plan.add_slots(slots);
         self.search.stopped_for(stopped);
-        // Calls before do not show what passes these slots.
+        // Calls from before the change do not show what passes these slots.
         self.window = Window { since: self.window.since.max(Instant::now()), counts: self.counts };
     }
 
-    /// The percentage of trapped calls if it was too high when the program had made enough calls, until the stubs are removed.
+    /// Percentage of trapped calls if it was too high when the program had made enough calls. It is returned until the
+    /// stubs are removed.
     pub(super) fn excess(&mut self) -> Option<f64> {
         self.judge();
         if let Decision::Leaves(percent) = self.decision { Some(percent) } else { None }
     }
 
-    /// Decides again later, because calls could not be handed back now.
+    /// Decides again later, because calls cannot be handed back now.
     pub(super) fn postpone(&mut self) {
         self.decision = Decision::Suspected;
         self.window = Window { since: Instant::now() + POSTPONED, counts: self.counts };

@@ -1,4 +1,4 @@
-//! The forms of functions that may throw which return null instead.
+//! Forms of throwing allocation functions that return null instead.
 
 use profiler_common::hook::CallShape;
 
@@ -16,21 +16,22 @@ use crate::probe::stub::Nothrow;
 use crate::process::address_space::AddressSpace;
 use crate::session::discovery::Discovery;
 
-/// The form of a function in the same module, for which it returns equivalent blocks.
+/// A function of the same module that returns equivalent blocks and does not throw.
 #[derive(Debug)]
 pub(super) struct Form {
     pub(super) call: Nothrow,
-    /// Of the functions that the stub calls.
+    /// Places of the functions that the stub calls.
     pub(super) places: [FunctionPlace; 2],
 }
 
-/// Returns the handler of failures that a program has set (`std::get_new_handler`, C++11).
+/// Name of the function that returns the handler of failures that a program has set (`std::get_new_handler`, C++11).
 const GET_HANDLER: &str = "_ZSt15get_new_handlerv";
-/// Bytes of its code that are compared before it is called.
+/// Number of bytes of that function's code that are compared before it is called.
 const CODE_BYTES: u64 = 8;
 
 impl Form {
-    /// `None` without such a form, or if it is not known how to find the handler of failures.
+    /// Finds the form of a function that does not throw. `None` if there is no such form, or if it is not known how to
+    /// find the handler of failures.
     pub(super) fn find(planned: &PlannedHook, space: &AddressSpace, discovery: &Discovery) -> Option<Self> {
         let hook = &planned.hook;
         if hook.spec.shape != CallShape::Alloc {
@@ -55,7 +56,8 @@ impl Form {
     }
 }
 
-/// The function that returns the handler, in the only module that defines it: it must stay loaded as long as the allocator does.
+/// Finds the function that returns the handler of failures, in the only module that defines it: the module must stay
+/// loaded as long as the allocator does.
 fn get_handler(allocator: ModuleId, space: &AddressSpace, modules: &ModuleStore) -> Option<FunctionPlace> {
     let executable = executable_identity(space.pid()).ok();
     let is_executable = |id: ModuleId| {
@@ -94,8 +96,8 @@ fn definition(id: ModuleId, space: &AddressSpace, modules: &ModuleStore) -> Opti
     Some(FunctionPlace { address: address.0, codes: [code.clone(), code], mapping, file })
 }
 
-/// Whether `form` has the arguments of the function, perhaps with one of type `std::nothrow_t` behind them. Those with `__hot_cold_t`
-/// have it before their last one.
+/// Whether `form` has the arguments of the function, perhaps with one of type `std::nothrow_t` behind them. Forms with
+/// `__hot_cold_t` have that type before their last argument.
 fn is_form(function: &str, form: &str) -> bool {
     let suffix = form.strip_prefix(function);
     let is_known = matches!(suffix, Some("RKSt9nothrow_t" | "_nothrow" | "Nothrow"));

@@ -7,7 +7,7 @@ use crate::probe::stub::BREAKPOINT;
 use crate::process::address_space::AddressSpace;
 use crate::session::discovery::Discovery;
 
-/// `None` if the process does not map the function, or its code cannot be read.
+/// Finds a function in a process. `None` if the process does not map the function, or its code cannot be read.
 pub(super) fn place_of(planned: &PlannedHook, space: &AddressSpace, discovery: &Discovery) -> Option<FunctionPlace> {
     let hook = &planned.hook;
     let (address, mapping) =

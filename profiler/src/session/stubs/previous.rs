@@ -1,4 +1,5 @@
-//! Stubs that a process has before this session: of a recording that has ended, of one that was killed, or of a running one.
+//! Stubs that a process had before this session: of a recording that has ended, of one that was killed, or of a running
+//! one.
 
 use std::fs::File;
 use std::io::Read;
@@ -20,10 +21,11 @@ use crate::probe::leftover;
 use crate::probe::stub;
 use crate::process::address_space::AddressSpace;
 
-/// Each killed session can leave stubs, unless it has used those of an earlier one.
+/// Maximum number of mappings that are read: each killed session can leave stubs, unless it has used those of an
+/// earlier one.
 const MAPPED_MAX: usize = 64;
 
-/// Those of one process, up to a number.
+/// Previous stubs of one process, up to a maximum number.
 #[derive(Debug, Default)]
 pub(super) struct Previous {
     mapped: Vec<MappedStubs>,
@@ -37,14 +39,14 @@ struct MappedStubs {
     data_bytes: u64,
     filter_bytes: u64,
     file: File,
-    /// Offsets of probes: a running session's, or those that a killed one could not remove.
+    /// Offsets of probes in the stubs: those of a running session, or those that a killed one could not remove.
     breakpoints: Vec<u64>,
-    /// All stubs continue at their functions' entries.
+    /// Whether all stubs continue at their functions' entries.
     is_switched_off: bool,
 }
 
 impl Previous {
-    /// Cheap without stubs. `is_own` recognises those of this session.
+    /// Finds previous stubs, which is cheap if there are none. `is_own` recognises those of this session.
     pub(super) fn find(space: &AddressSpace, is_own: impl Fn(&Mapping) -> bool) -> Self {
         let mappings = || space.mappings().iter().map(|mapped| &mapped.mapping);
         let mut previous = Self::default();
@@ -53,7 +55,7 @@ impl Previous {
         }
         let pid = space.pid();
         let Ok(regions) = regions(pid) else { return previous };
-        // The name alone can be that of any file.
+        // Any file can have the name of the stubs' file.
         let is_memory = |mapping: &Mapping| mapping.is_stubs() && mounts::is_local(pid, mapping.device);
         let foreign = mappings().filter(|mapping| is_memory(mapping) && !is_own(mapping));
         for mapping in foreign.take(MAPPED_MAX) {
@@ -77,7 +79,8 @@ impl Previous {
         self.mapped.iter().any(|stubs| !stubs.breakpoints.is_empty())
     }
 
-    /// Removes the breakpoints that a killed session has left; those of a running one remain.
+    /// Finds previous stubs and removes the breakpoints that a killed session has left in them; those of a running one
+    /// remain.
     pub(super) fn without_breakpoints(
         space: &AddressSpace,
         is_own: impl Fn(&Mapping) -> bool,
@@ -93,7 +96,7 @@ impl Previous {
         Ok(Self::find(space, is_own))
     }
 
-    /// Whether nothing is to be removed.
+    /// Whether there is nothing to remove: all previous stubs are switched off.
     pub(super) fn is_neutral(&self) -> bool {
         self.mapped.iter().all(|stubs| stubs.is_switched_off)
     }
@@ -106,7 +109,7 @@ impl Previous {
         self.mapped.iter().map(|stubs| stubs.address)
     }
 
-    /// The file of these stubs if they are mapped at this address: the process may have copied their addresses.
+    /// File of equal stubs that are mapped at this address: the process may have copied their addresses.
     pub(super) fn file(&self, address: u64, image: &[u8], data_bytes: u64, filter_bytes: u64) -> Option<&File> {
         let is_same = |stubs: &&MappedStubs| {
             let places = (stubs.address, stubs.data_bytes, stubs.filter_bytes);
@@ -115,7 +118,7 @@ impl Previous {
         self.mapped.iter().find(is_same).map(|stubs| &stubs.file)
     }
 
-    /// What switches them off, and restores these slots.
+    /// Installations that switch the stubs off and restore these slots.
     pub(super) fn removals(&self, pid: Pid, slots: &[SlotChange]) -> Vec<Installation> {
         let removal = |stubs: &MappedStubs| {
             let code = stubs.address..stubs.address + stubs.image.len() as u64;
@@ -137,7 +140,8 @@ impl Previous {
 }
 
 impl MappedStubs {
-    /// From the regions that begin with the code: countdowns and filter follow. `None` for a mapping of other parts.
+    /// Reads stubs from the regions that begin with their code: countdowns and filter follow. `None` for a mapping of
+    /// other parts.
     fn read(pid: Pid, regions: &[Region]) -> std::io::Result<Option<Self>> {
         let [code, data, filter, ..] = regions else { return Ok(None) };
         if code.offset.0 != 0 || (data.start, filter.start) != (code.end, data.end) {
@@ -176,7 +180,7 @@ impl MappedStubs {
     }
 }
 
-/// What identifies an image at this address.
+/// Patch with the list that identifies an image at this address.
 pub(super) fn list_of(address: u64, image: &[u8]) -> Patch {
     let (offset, list) = stub::list(image);
     Patch { address: address + offset, bytes: list.to_vec() }

@@ -13,12 +13,13 @@ use rustix::fs::{
 use crate::linux::proc::maps::STUBS_NAME;
 use crate::probe::stub;
 
-/// Upper bounds: of the header, the table of logarithms and the routine for drawing; of a stub and its unwind rules.
+/// Upper bounds of the size of the header, the table of logarithms and the sampling routine together, and of a stub
+/// with its unwind rules.
 const COMMON_BYTES: u64 = stub::HEADER_BYTES + 4096;
 const STUB_BYTES: u64 = 1024;
-/// Of arm64's kernels.
+/// Largest page size of arm64's kernels.
 const PAGE_BYTES_MAX: u64 = 64 << 10;
-/// No code is larger.
+/// Maximum size of the code.
 const CODE_BYTES_MAX: u64 = code_bytes(stub::ENTRIES_MAX).next_multiple_of(PAGE_BYTES_MAX);
 
 /// Upper bound of the code of so many stubs.
@@ -28,7 +29,7 @@ pub(super) const fn code_bytes(stubs: usize) -> u64 {
 
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::WRITE).union(SealFlags::SEAL);
 
-/// A file that nobody can change.
+/// Creates a file that nobody can change.
 pub(super) fn sealed(code: &[u8], size_bytes: u64) -> Result<File> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let mut file = File::from(memfd_create(STUBS_NAME, flags)?);
@@ -38,19 +39,20 @@ pub(super) fn sealed(code: &[u8], size_bytes: u64) -> Result<File> {
     Ok(file)
 }
 
-/// Opens a file of this size that [`sealed`] may have made. `None` if it cannot have: any program can give a file that name.
+/// Opens a file of this size that [`sealed`] may have created. `None` if it cannot be such a file: any program can give
+/// a file that name.
 pub(super) fn open_sealed(path: &Path, size_bytes: u64) -> std::io::Result<Option<File>> {
     if size_bytes > CODE_BYTES_MAX {
         return Ok(None);
     }
-    // To open a device can change it.
+    // Opening a device can change it.
     let found = openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     let stat = fstat(&found)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || u64::try_from(stat.st_size) != Ok(size_bytes) {
         return Ok(None);
     }
     let file = File::open(format!("/proc/self/fd/{}", found.as_raw_fd()))?;
-    // Other files have none (`EINVAL`).
+    // Files other than memory files have no seals (`EINVAL`).
     Ok(fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS)).then_some(file))
 }
 

@@ -15,7 +15,7 @@ use crate::object::imports::slots;
 use crate::object::module::{Module, ModuleStore};
 use crate::process::address_space::AddressSpace;
 
-/// Slots of functions of interest by module.
+/// Addresses of the slots of functions of interest, by module.
 #[derive(Debug, Default)]
 pub(super) struct Slots(FxHashMap<ModuleId, Arc<[LinkAddr]>>);
 
@@ -30,9 +30,9 @@ pub(super) struct Replaced {
 }
 
 impl Slots {
-    /// Slots whose value is the entry address of one of the functions, or a former stub of it: those of freeing functions first. What
-    /// other values will become, as those that the dynamic linker has not resolved yet, is not known. `names` are those of all
-    /// functions that may have stubs.
+    /// Finds slots whose value is the entry address of one of the functions, or a former stub of it; slots of freeing
+    /// functions come first. The future values of other slots, such as those that the dynamic linker has not resolved
+    /// yet, are not known. `names` are the names of all functions that may have stubs.
     pub(super) fn leading_to(
         &mut self,
         functions: &[Replaced],
@@ -58,7 +58,7 @@ impl Slots {
         !self.addresses(space, modules, names).is_empty()
     }
 
-    /// Slots that lead to former stubs, to be restored.
+    /// Finds slots that lead to former stubs, to be restored.
     pub(super) fn left(
         &mut self,
         previous: &Previous,

@@ -36,8 +36,8 @@ impl Area<'_, '_> {
         self.area.height
     }
 
-    /// Writes at a place of the area, cut at `width` columns, without control characters: names of others may be in it. Returns the
-    /// column behind the text.
+    /// Writes at a place of the area, cut at `width` columns, without control characters: names of others may be in the text.
+    /// Returns the column behind the text.
     pub(super) fn put(&mut self, x: u16, y: u16, width: u16, text: &str, style: Style) -> u16 {
         let (text, width) = (&*plain(text), width.min(self.width().saturating_sub(x)));
         if width == 0 || y >= self.height() {
@@ -62,7 +62,7 @@ impl Area<'_, '_> {
         self.put(0, y, self.width(), text, style);
     }
 
-    /// Gives the line a style to its end.
+    /// Gives a line a style to its end.
     pub(super) fn fill(&mut self, y: u16, style: Style) {
         if y < self.height() {
             let line = Rect { y: self.area.y + y, height: 1, ..self.area };
@@ -70,7 +70,7 @@ impl Area<'_, '_> {
         }
     }
 
-    /// The first line: a title on the left, and what fits on the right.
+    /// Writes the first line: a title on the left, and as much as fits on the right.
     pub(super) fn heading(&mut self, title: &str, right: &str, is_active: bool) {
         let style = self.theme.heading(is_active);
         self.fill(0, style);

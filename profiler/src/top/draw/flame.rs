@@ -62,7 +62,7 @@ fn style(area: &Area<'_, '_>, state: &State, node: usize, framed: usize, is_odd:
     }
 }
 
-/// A name of one letter would be no name.
+/// Writes a label, unless there is space for one letter only, which would be no name.
 fn put(area: &mut Area<'_, '_>, place: &Place, y: u16, label: &str, style: Style) {
     let room = usize::from(place.width);
     let text = match room {

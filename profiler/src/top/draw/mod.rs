@@ -18,11 +18,11 @@ use super::state::{Body, Pane, Prompt, State};
 use super::theme::Theme;
 use crate::report::text as format;
 
-/// From this width on, and below this height, the stack is beside the callsites.
+/// Minimum width and maximum height at which the stack is beside the callsites.
 const WIDE: u16 = 120;
 const HIGH: u16 = 36;
 
-/// Areas of the panes; empty where there is no room.
+/// Areas of the panes; empty where there is no space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Panes {
     header: Rect,
@@ -38,7 +38,7 @@ impl Panes {
         let inner = area.height.saturating_sub(2);
         let most = (inner / 4).max(1);
         let rows = u16::try_from(targets.max(1)).unwrap_or(u16::MAX).min(most);
-        // Its heading, and the account of the selected process.
+        // The height includes the pane's heading, and the account of the selected process.
         let top = (rows + 1 + u16::from(inner >= 14)).min(inner);
         let left = inner - top;
         let shows_stack = body == Body::Callsites && left >= 7;
@@ -149,7 +149,7 @@ fn whole_seconds(nanos: u64) -> u64 {
     nanos / 1_000_000_000 * 1_000_000_000
 }
 
-/// The question, the message, or the most important keys.
+/// Draws the question, the message, or the most important keys.
 fn footer(area: &mut Area<'_, '_>, state: &State) {
     let theme = area.theme;
     if let Some(prompt) = &state.prompt {
@@ -160,7 +160,7 @@ fn footer(area: &mut Area<'_, '_>, state: &State) {
             Prompt::Replace(_) => ("the file exists; replace it? (y/n) ", ""),
         };
         let width = usize::from(area.width());
-        // The end of a long text is where it is edited.
+        // The end of a long text is shown, because it is edited there.
         let question = if question.width() + 12 > width { ": " } else { question };
         let room = width.saturating_sub(question.width() + 1);
         let hidden = text.chars().count().saturating_sub(room);

@@ -1,4 +1,4 @@
-//! The stack of the selected callsite.
+//! The pane with the stack of the selected callsite.
 
 use ratatui::style::Style;
 
@@ -48,7 +48,7 @@ pub(super) fn stack(area: &mut Area<'_, '_>, state: &mut State) {
     state.sizes.first_frame = first;
 }
 
-/// `file:line`, or the module.
+/// Place of a frame: `file:line`, or the module.
 fn place(frame: &Frame) -> String {
     let place = match (&frame.file, frame.line, &frame.module) {
         (Some(file), Some(line), _) => format!("{file}:{line}"),

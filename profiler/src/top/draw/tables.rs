@@ -11,10 +11,10 @@ use crate::top::state::{Pane, State};
 /// Width of the marker of the selected line.
 const MARKER: u16 = 1;
 const TREND_WIDTH: u16 = 12;
-/// The last column, of names, is at least this wide: others are left out before.
+/// Minimum width of the last column, which has names: other columns are left out before.
 const NAME_MIN: u16 = 12;
 
-/// Those of the columns that fit, with the one that is sorted by in any case.
+/// Columns that fit, always with the one by which the table is sorted.
 fn fitting<C: Column>(width: u16, order: Order<C>, reserved: u16) -> Vec<C> {
     let needs = |columns: &[C]| columns.iter().map(|column| column.width() + 1).sum::<u16>() + reserved;
     let mut columns = C::ALL.to_vec();
@@ -25,7 +25,7 @@ fn fitting<C: Column>(width: u16, order: Order<C>, reserved: u16) -> Vec<C> {
     columns
 }
 
-/// The columns' headings, that of the order with an arrow. Returns the column behind them.
+/// Draws the columns' headings; the one of the order has an arrow. Returns the column behind them.
 fn headings<C: Column>(area: &mut Area<'_, '_>, columns: &[C], order: Order<C>, is_active: bool) -> u16 {
     let style = area.theme.heading(is_active);
     area.fill(0, style);
@@ -88,7 +88,7 @@ pub(super) fn targets(area: &mut Area<'_, '_>, state: &mut State) {
     }
 }
 
-/// Block characters, the highest for the maximum of what is shown.
+/// Trend as block characters, the highest for the maximum of the shown values.
 fn trend(values: &[f64]) -> String {
     const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let shown = &values[values.len().saturating_sub(usize::from(TREND_WIDTH))..];
@@ -100,7 +100,7 @@ fn trend(values: &[f64]) -> String {
     shown.iter().map(level).collect()
 }
 
-/// Where the selected process's resident memory is.
+/// Draws the account of the selected process's resident memory.
 fn account(area: &mut Area<'_, '_>, y: u16, state: &State) {
     let Some(row) = state.target_at().map(|at| &state.targets[at]) else { return };
     let Some(rss_bytes) = row.rss_bytes else { return };

@@ -1,4 +1,4 @@
-//! Screens of synthetic profiles.
+//! Tests of screens of synthetic profiles.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ fn drawn(state: &mut State, theme: Theme, width: u16, height: u16) -> String {
     (0..height).map(|y| line(y).trim_end().to_owned() + "\n").collect()
 }
 
-/// Keys act on what is drawn.
+/// Presses keys after drawing, since keys act on what is drawn.
 fn press(state: &mut State, keys: &str) {
     drawn(state, Theme::Plain, 80, 24);
     for c in keys.chars() {
@@ -34,7 +34,7 @@ fn press(state: &mut State, keys: &str) {
     }
 }
 
-/// `UPDATE_GOLDEN=1` writes the files.
+/// Compares the screen with its golden file; `UPDATE_GOLDEN=1` writes the file.
 fn check(name: &str, state: &mut State, width: u16, height: u16) {
     drawn(state, Theme::Plain, width, height);
     let screen = drawn(state, Theme::Plain, width, height);
@@ -90,7 +90,7 @@ fn no_size_panics() {
     }
 }
 
-/// Names of targets can contain any byte.
+/// Names of targets can contain any byte, but no control character may reach the terminal.
 #[test]
 fn no_control_character_reaches_the_terminal() {
     let mut profile = test_profiles::sampled();

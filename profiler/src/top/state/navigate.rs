@@ -51,7 +51,7 @@ impl State {
         }
     }
 
-    /// Selects a callsite, and of its stack the first frame that is not of an allocator or a runtime.
+    /// Selects a callsite, and the first frame of its stack that is not of an allocator or a runtime.
     pub(super) fn select_callsite(&mut self, index: Option<u32>) {
         self.callsite = index;
         let own = |callsite: &CallsiteProfile| {
@@ -66,7 +66,8 @@ impl State {
         self.scroll = moved(action, self.scroll, all, self.sizes.body);
     }
 
-    /// Up and down along the stack, left and right among the calls of one function; Enter zooms in, Backspace out.
+    /// Moves in the flame view: up and down along the stack, left and right among the calls of one function; Enter zooms in,
+    /// Backspace out.
     fn navigate_flame(&mut self, action: Action) {
         if self.flame.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! Keys, and the state that they lead to.
+//! Tests of keys, and of the state that they lead to.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ fn state(profile: Profile) -> State {
     state
 }
 
-/// Special keys by name, others as the character.
+/// Presses special keys by name, and others as the character.
 fn press(state: &mut State, keys: &[&str]) -> Option<Effect> {
     let mut effect = None;
     for name in keys {
@@ -45,7 +45,7 @@ fn selected(state: &State) -> String {
     frame.map(Frame::label).unwrap_or_default()
 }
 
-/// One second later: the callsite at this position has allocated this much more.
+/// Returns the profile of one second later, in which the callsite at this position has allocated this much more.
 fn later(profile: &Profile, at: usize, bytes: u64) -> Arc<Profile> {
     let mut later = profile.clone();
     later.ended_unix_ns += 1_000_000_000;

@@ -8,32 +8,32 @@ use crate::address::TargetAddr;
 use crate::memory::{Memory, WORD_BYTES};
 use crate::walk::scene::{Scene, array, parts};
 
-/// The last list is unused, so its head always points to itself.
+/// Number of lists. The last list is unused, so its head always points to itself.
 const BINS: u64 = 127;
-/// While a thread modifies an arena, one or two lists may be inconsistent.
+/// Minimum number of consistent lists. While a thread modifies an arena, one or two may be inconsistent.
 const BINS_IN_ORDER_MIN: u64 = 120;
 const FASTBINS: u64 = 10;
-/// Offsets from the field `top`.
+/// Offsets of fields from the field `top`.
 const BINS_AT: u64 = 16;
 const NEXT_AT: u64 = BINS_AT + BINS * 16 + 16;
 const SYSTEM_BYTES_AT: u64 = NEXT_AT + 24;
 const END_AT: u64 = SYSTEM_BYTES_AT + 16;
-/// Of a process: eight for each of 8,192 processors.
+/// Maximum number of arenas of a process: eight for each of 8,192 processors.
 const ARENAS_MAX: usize = 1 << 16;
 const LIBRARIES_MAX: usize = 16;
-/// Of a process, as far as the kernel's identifiers go.
+/// Maximum number of threads of a process, as far as the kernel's identifiers go.
 const THREADS_MAX: u64 = 1 << 22;
-/// Set in `flags` if the main arena's memory is not contiguous.
+/// Flag in `flags` that is set if the main arena's memory is not contiguous.
 const NONCONTIGUOUS: u64 = 2;
 
-/// Offsets from the start of an arena.
+/// Offsets of fields from the start of an arena.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     top_at: u64,
     fastbins_at: Option<u64>,
 }
 
-/// 2.27 to 2.42; since 2.43, without fastbins; 2.26.
+/// Layouts of 2.27 to 2.42; of 2.43 and later, without fastbins; and of 2.26.
 const LAYOUTS: [Layout; 3] = [
     Layout { top_at: 96, fastbins_at: Some(16) },
     Layout { top_at: 8, fastbins_at: None },
@@ -45,11 +45,11 @@ pub(super) struct Arena {
     pub(super) address: u64,
     layout: &'static Layout,
     pub(super) locked: bool,
-    /// Its memory has grown from one start without a hole.
+    /// Whether the arena's memory has grown from one start without a hole.
     pub(super) contiguous: bool,
-    /// Head of each fastbin, and the size of its chunks.
+    /// Head of each fastbin, and the size of the fastbin's chunks.
     pub(super) fastbins: Vec<(u64, u64)>,
-    /// Its last chunk, which is free.
+    /// Address of the arena's last chunk, which is free.
     pub(super) top: u64,
     pub(super) system_bytes: u64,
     next: u64,
@@ -85,7 +85,7 @@ impl Arena {
         self.address + self.layout.top_at + END_AT
     }
 
-    /// Returns whether it has memory; before that, its first list stands in for its last chunk.
+    /// Whether the arena has memory; before that, its first list stands in for its last chunk.
     pub(super) fn is_used(&self) -> bool {
         self.system_bytes != 0 && self.top != self.address + self.layout.top_at
     }
@@ -93,7 +93,7 @@ impl Arena {
 
 #[derive(Debug)]
 pub(super) struct Circle {
-    /// In the library's data.
+    /// Main arena, which is in the library's data.
     pub(super) main: Arena,
     pub(super) others: Vec<Arena>,
 }
@@ -103,7 +103,7 @@ impl Circle {
         std::iter::once(&self.main).chain(&self.others)
     }
 
-    /// Counts down `arenas_left`.
+    /// Reads a circle. Counts down `arenas_left`.
     fn read(memory: &dyn Memory, top_at: u64, arenas_left: &mut usize) -> Option<Self> {
         LAYOUTS.iter().find_map(|layout| {
             let main = Arena::read(memory, top_at.checked_sub(layout.top_at)?, layout)?;
@@ -147,7 +147,7 @@ pub(super) fn find(scene: &Scene<'_>) -> Vec<Circle> {
     circles
 }
 
-/// A main arena that is alone, found by its link to itself, which the linker initializes: [`find`] needs its lists,
+/// State of a main arena that is alone, found by its link to itself, which the linker initializes: [`find`] needs its lists,
 /// which are initialized by the first call, and which the program may have overwritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Trace {
@@ -165,13 +165,13 @@ pub(super) fn trace(scene: &Scene<'_>) -> Option<Trace> {
 }
 
 impl Layout {
-    /// `link` is the word at `at`.
+    /// Checks for an arena by its link to itself. `link` is the word at `at`.
     fn trace(&self, memory: &dyn Memory, at: u64, link: u64) -> Option<Trace> {
         let next_at = self.top_at + NEXT_AT;
         if link.checked_add(next_at) != Some(at) {
             return None;
         }
-        // The list of free arenas, attached threads, bytes from the system, and the maximum of these.
+        // The fields are the list of free arenas, attached threads, bytes from the system, and the maximum of these bytes.
         let [_, free, threads, bytes, bytes_max] = array(memory, at)?;
         let fits = free == 0 && (1..=THREADS_MAX).contains(&threads) && bytes <= bytes_max;
         // Pages that were never written are missing.
@@ -206,12 +206,13 @@ fn has_lists(memory: &dyn Memory, top_at: u64) -> bool {
     })
 }
 
-/// Size of `heap_info`: since 2.35, and before.
+/// Size of `heap_info`, of 2.35 and later, and before.
 const HEAP_HEADER_BYTES: [u64; 2] = [48, 32];
-/// 64 MiB; with huge pages four times their size, so all other powers of two from 1 MiB to 64 GiB are tried.
+/// Binary logarithm of the alignment of heaps: 64 MiB. With huge pages it is four times their size, so all other powers of two
+/// from 1 MiB to 64 GiB are tried.
 const ALIGNMENT_LOG2: u32 = 26;
 const ALIGNMENTS_LOG2: std::ops::RangeInclusive<u32> = 20..=36;
-/// More heaps than fit into the address space.
+/// Maximum number of heaps, which is more than fit into the address space.
 const HEAPS_MAX: usize = 1 << 21;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -221,7 +222,7 @@ pub(super) struct Heap {
     pub(super) first_chunk: u64,
 }
 
-/// Heaps of an arena that was created for threads, the one with `top` first.
+/// Heaps of an arena that was created for threads, with the heap that contains `top` first.
 pub(super) fn heaps(memory: &dyn Memory, arena: &Arena) -> Result<Vec<Heap>, String> {
     let word = |address: u64| memory.word(TargetAddr(address));
     let header_bytes = HEAP_HEADER_BYTES

@@ -1,4 +1,4 @@
-//! Chunks, each preceded by its size, up to the arena's last one; and the pieces of memory that consist of chunks.
+//! Chunks, each preceded by its size, up to the arena's last one, and the pieces of memory that consist of chunks.
 
 use profiler_common::limits::PAGE_BYTES;
 
@@ -21,7 +21,7 @@ pub(super) const FLAGS: u64 = 7;
 pub(super) struct Piece {
     pub(super) start: u64,
     pub(super) limit: u64,
-    /// The arena's last chunk.
+    /// Address of the arena's last chunk.
     pub(super) top: u64,
     pub(super) of_threads: bool,
 }
@@ -36,9 +36,9 @@ pub(super) struct Broken {
 pub(super) struct Chunks<'a> {
     memory: &'a dyn Memory,
     words: Words<'a>,
-    /// Chunks that look used, including caches.
+    /// Chunks that appear used, including caches.
     pub(super) blocks: Vec<WalkedBlock>,
-    /// Bounds the search for the start of a chain.
+    /// Remaining number of steps, which bounds the search for the start of a chain.
     steps_left: u64,
 }
 
@@ -53,8 +53,8 @@ impl<'a> Chunks<'a> {
         Self { memory, words: Words::new(memory), blocks: Vec::new(), steps_left: steps_max }
     }
 
-    /// Returns the piece's end: after `top`, or after the two chunks of 16 bytes before foreign memory. Collects
-    /// nothing of an inconsistent piece.
+    /// Walks a piece. Returns its end: after `top`, or after the two chunks of 16 bytes before foreign memory. Collects no blocks
+    /// of an inconsistent piece.
     pub(super) fn walk(&mut self, piece: Piece) -> Result<u64, Broken> {
         let kept = self.blocks.len();
         let walked = self.chain(piece);
@@ -93,7 +93,7 @@ impl<'a> Chunks<'a> {
             if next.flags & PREVIOUS_IN_USE == 0 {
                 self.check_free(at, head, end)?;
             } else if piece.of_threads && head.flags & OF_THREADS == 0 {
-                // The rest at the end of a heap that is too small to be freed.
+                // The chunk is the rest at the end of a heap that is too small to be freed.
                 return if next.bytes == 0 { Ok(end + HEADER_BYTES) } else { broken("a block is of another arena") };
             } else if !piece.of_threads && head.flags & OF_THREADS != 0 {
                 return broken("a block is of another arena");
@@ -111,7 +111,7 @@ impl<'a> Chunks<'a> {
         Ok(Head { bytes: word & !FLAGS, flags: word & FLAGS })
     }
 
-    /// A free chunk has a copy of its size at its end, and is in a list.
+    /// Checks a free chunk: it has a copy of its size at its end, and is in a list.
     fn check_free(&mut self, at: u64, head: Head, end: u64) -> Result<(), Broken> {
         let next_in_list = self.words.at(at + HEADER_BYTES);
         let back =
@@ -129,7 +129,7 @@ impl<'a> Chunks<'a> {
     fn fence(&mut self, at: u64, piece: Piece) -> Result<u64, Broken> {
         let mut second = at + HEADER_BYTES;
         let mut head = self.head(second)?;
-        // The rest before them can be equally small.
+        // The rest before the two chunks can be equally small.
         if !piece.of_threads && head.bytes == HEADER_BYTES {
             let third = second + HEADER_BYTES;
             if !third.is_multiple_of(PAGE_BYTES)
@@ -150,10 +150,10 @@ impl<'a> Chunks<'a> {
 }
 
 const CHUNK_ALIGNMENT: u64 = 16;
-/// Foreign bytes between two pieces of a heap.
+/// Maximum number of foreign bytes between two pieces of a heap.
 const FOREIGN_BYTES_MAX: u64 = 1 << 22;
 
-/// Completely or not at all.
+/// Walks an arena that was created for threads, completely or not at all.
 pub(super) fn walk_other(scene: &Scene<'_>, arena: &Arena, chunks: &mut Chunks<'_>, walk: &mut Walk) {
     let kept = chunks.blocks.len();
     let walked = heaps(scene.memory, arena).and_then(|heaps| {
@@ -175,7 +175,8 @@ pub(super) fn walk_other(scene: &Scene<'_>, arena: &Arena, chunks: &mut Chunks<'
     }
 }
 
-/// The main arena starts as one piece made by `brk`. If others move the break, or it cannot move, there are more.
+/// Walks the main arena, which starts as one piece allocated by `brk`. If others move the break, or it cannot move, there are
+/// more pieces.
 pub(super) fn walk_main(scene: &Scene<'_>, arena: &Arena, chunks: &mut Chunks<'_>, walk: &mut Walk) {
     if !arena.is_used() {
         return;
@@ -198,7 +199,7 @@ pub(super) fn walk_main(scene: &Scene<'_>, arena: &Arena, chunks: &mut Chunks<'_
     }
 }
 
-/// The size of an arena that has grown upwards, including foreign memory, is known, and ends at its last chunk.
+/// Walks an arena that has grown upwards: its size, including foreign memory, is known, and it ends at its last chunk.
 fn grown(scene: &Scene<'_>, arena: &Arena, chunks: &mut Chunks<'_>) -> Result<Vec<Span>, String> {
     let missing = || format!("its last chunk {:#x} cannot be read", arena.top);
     let size = scene.memory.word(TargetAddr(arena.top.wrapping_add(WORD_BYTES))).ok_or_else(missing)? & !FLAGS;
@@ -226,7 +227,7 @@ fn search(chunks: &mut Chunks<'_>, piece: Piece) -> Option<(u64, u64)> {
     starts.find_map(|start| chunks.walk(Piece { start, ..piece }).ok().map(|end| (start, end)))
 }
 
-/// Consistent pieces of anonymous memory with as many bytes as the arena has. `areas` are of other arenas.
+/// Finds consistent pieces of anonymous memory with as many bytes as the arena has. `areas` are those of other arenas.
 fn scattered(scene: &Scene<'_>, arena: &Arena, chunks: &mut Chunks<'_>, areas: &[Span]) -> Result<Vec<Span>, String> {
     let mut pieces: Vec<Span> = Vec::new();
     for gap in scene.unknown(&joined(areas.to_vec())) {

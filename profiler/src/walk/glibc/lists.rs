@@ -1,5 +1,5 @@
-//! Lists of chunks that are free but look used: fastbins and the caches of threads. Since 2.32 links are mangled with
-//! their address ("safe linking"): `next ^ (address >> 12)`.
+//! Lists of chunks that are free but appear used: fastbins and the caches of threads. Since 2.32 links are mangled with their
+//! address ("safe linking"): `next ^ (address >> 12)`.
 
 use std::cell::Cell;
 use std::ops::RangeInclusive;
@@ -14,7 +14,7 @@ use crate::walk::scene::{Scene, WalkedBlock, last_before, span};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Links {
-    /// 2.32 and later.
+    /// Links are mangled (2.32 and later).
     Mangled,
     Plain,
 }
@@ -33,18 +33,18 @@ impl Links {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Target {
-    /// The program's part of a chunk, as in caches of threads.
+    /// Links lead to the program's part of a chunk, as in caches of threads.
     Block,
-    /// The chunk, as in fastbins.
+    /// Links lead to the chunk, as in fastbins.
     Chunk,
 }
 
-/// For all lists together: forged caches and arenas may share long lists.
+/// Remaining number of steps for all lists together: forged caches and arenas may share long lists.
 #[derive(Debug)]
 pub(super) struct Steps(Cell<u64>);
 
 impl Steps {
-    /// Every chunk may be in a list, and lists are followed a few times.
+    /// Steps for this number of bytes: every chunk may be in a list, and lists are followed a few times.
     pub(super) fn of(bytes: u64) -> Self {
         Self(Cell::new(bytes / CHUNK_BYTES_MIN * 8))
     }
@@ -58,7 +58,7 @@ impl Steps {
 
 #[derive(Clone, Debug)]
 pub(super) struct List {
-    /// 0 if empty.
+    /// Address of the first entry; 0 if the list is empty.
     pub(super) first: u64,
     pub(super) target: Target,
     pub(super) chunk_bytes: RangeInclusive<u64>,
@@ -66,7 +66,7 @@ pub(super) struct List {
 }
 
 impl List {
-    /// In order; `None` if the list is inconsistent, or the limit is reached.
+    /// Blocks of the list in order; `None` if the list is inconsistent, or the limit is reached.
     pub(super) fn blocks(&self, memory: &dyn Memory, links: Links, steps: &Steps) -> Option<Vec<u64>> {
         let skip_bytes = if self.target == Target::Chunk { HEADER_BYTES } else { 0 };
         let mut blocks = Vec::new();
@@ -92,15 +92,15 @@ impl List {
 
 #[derive(Debug, PartialEq, Eq)]
 struct Format {
-    /// Size of its block, or 16 bytes more if the rest of a free chunk was too small.
+    /// Size of the cache's block, or 16 bytes more if the rest of a free chunk was too small.
     block_bytes: u64,
     bins: u64,
     count_bytes: u64,
-    /// Counts are free entries instead of used ones.
+    /// Whether counts are those of free entries instead of used ones.
     counts_room: bool,
 }
 
-/// 2.42 and later; 2.30 to 2.41; 2.26 to 2.29.
+/// Formats of 2.42 and later, of 2.30 to 2.41, and of 2.26 to 2.29.
 const FORMATS: [Format; 3] = [
     Format { block_bytes: CACHE_BYTES_MAX as u64, bins: 76, count_bytes: 2, counts_room: true },
     Format { block_bytes: 0x288, bins: 64, count_bytes: 2, counts_room: false },
@@ -108,9 +108,9 @@ const FORMATS: [Format; 3] = [
 ];
 
 const CACHE_BYTES_MAX: usize = 0x2f8;
-/// Bins with one size each.
+/// Number of bins with one size each.
 const SMALL_BINS: u64 = 64;
-/// Counts have two bytes.
+/// Maximum number of entries of a bin: counts have two bytes.
 const ENTRIES_MAX: u64 = 0xffff;
 
 pub(super) fn may_be_cache(block: &WalkedBlock) -> bool {
@@ -157,7 +157,7 @@ pub(super) fn cache_entries(memory: &dyn Memory, links: Links, block: WalkedBloc
     Some(all)
 }
 
-/// Beyond the small bins, those up to a power of two.
+/// Sizes of chunks in a bin. Beyond the small bins, these are sizes up to a power of two.
 fn chunk_bytes(bin: u64) -> std::ops::RangeInclusive<u64> {
     match bin.checked_sub(SMALL_BINS) {
         None => 32 + bin * 16..=32 + bin * 16,
@@ -165,11 +165,11 @@ fn chunk_bytes(bin: u64) -> std::ops::RangeInclusive<u64> {
     }
 }
 
-/// Of thread-local storage.
+/// Maximum number of words of thread-local storage that are searched.
 const STORAGE_WORDS_MAX: u64 = 1 << 13;
-/// Between the variables for a thread's arena and its cache.
+/// Maximum number of words between the variables for a thread's arena and its cache.
 const VARIABLES_WORDS: u64 = 64;
-/// Blocks that are caches of running threads, found by their thread-local variables.
+/// Finds blocks that are caches of running threads by their thread-local variables.
 pub(super) fn caches(
     scene: &Scene<'_>,
     circles: &[Circle],
@@ -197,8 +197,8 @@ fn storage_word(scene: &Scene<'_>, thread: &ThreadState, nth: u64) -> Option<u64
     scene.memory.word(thread.storage_word(nth)?)
 }
 
-/// The thread-local variable for the thread's arena, as the number of its word. `None` if the
-/// thread has never called the allocator. `arenas` are in ascending order.
+/// The thread-local variable for the thread's arena, as the number of its word. `None` if the thread has never called the
+/// allocator. `arenas` are in ascending order.
 fn arena_variable(scene: &Scene<'_>, thread: &ThreadState, arenas: &[u64]) -> Option<u64> {
     let mut words = (1..=STORAGE_WORDS_MAX).map_while(|nth| Some((nth, storage_word(scene, thread, nth)?)));
     words.find(|(_, word)| arenas.binary_search(word).is_ok()).map(|(nth, _)| nth)

@@ -1,4 +1,4 @@
-//! Blocks with mappings of their own. The library counts them, which proves that all were found.
+//! Blocks with mappings of their own. The library counts these blocks, which proves that all were found.
 
 use profiler_common::limits::PAGE_BYTES;
 
@@ -87,12 +87,12 @@ fn find(scene: &Scene<'_>, areas: &[Span]) -> Vec<Mapped> {
     all
 }
 
-/// From the main arena.
+/// Maximum distance of the parameters from the main arena.
 const PARAMETERS_WITHIN_BYTES: u64 = 1 << 16;
-/// `DEFAULT_MMAP_MAX` and `DEFAULT_TOP_PAD` of malloc/malloc.c.
+/// Constants `DEFAULT_MMAP_MAX` and `DEFAULT_TOP_PAD` of malloc/malloc.c.
 const BLOCKS_MAX: u64 = 1 << 16;
 const TOP_PAD_BYTES: u64 = 128 << 10;
-/// Words of the parameters up to the numbers of blocks: `top_pad` is among them.
+/// Number of words of the parameters before the numbers of blocks: `top_pad` is among them.
 const WORDS_BEFORE: usize = 12;
 
 /// The library's own counts (`malloc_par` in malloc/malloc.c).
@@ -107,8 +107,9 @@ impl Counts {
         Self { blocks: self.blocks.saturating_add(other.blocks), bytes: self.bytes.wrapping_add(other.bytes) }
     }
 
-    /// Near the main arena. They contain the start of its memory, before it the maximum and current bytes of mappings,
-    /// and before these their numbers. An arena without memory has no start: then its limits must be the initial ones.
+    /// Finds the counts near the main arena. The parameters contain the start of its memory, before it the maximum and current
+    /// bytes of mappings, and before these their numbers. An arena without memory has no start: then its limits must be the
+    /// initial ones.
     fn find(scene: &Scene<'_>, circle: &Circle, areas: &[Span]) -> Option<Self> {
         let arena = circle.main.address..circle.main.end();
         let region = region_of(scene.regions(), TargetAddr(arena.start))?;
@@ -137,7 +138,7 @@ impl Counts {
 
     fn parse(&[earlier, numbers, later, bytes, _, _]: &[u64; 6], is_initial: bool) -> Option<Self> {
         let (low, high) = (|word: u64| word & 0xffff_ffff, |word: u64| word >> 32);
-        // The number of blocks, its limit, and its maximum; then a flag. Since 2.35, and before.
+        // The fields are the number of blocks, its limit, and its maximum, and a flag: first as since 2.35, then as before.
         let layouts = [
             (high(earlier), low(numbers), high(numbers), later),
             (low(numbers), high(numbers), low(later), high(later)),
@@ -156,13 +157,14 @@ impl Counts {
     }
 }
 
-/// Pages before an aligned block that are searched where `realloc` has moved it to where it is not aligned.
+/// Number of pages before an aligned block that are searched where `realloc` has moved the block to where it is not aligned.
 const MOVED_PAGES_MAX: u64 = 512;
-/// Runs of touched pages in which such a block is searched: those before a block's first page were never touched,
+/// Number of runs of touched pages in which a moved aligned block is searched: pages before its first page were never touched,
 /// except with huge pages.
 const RUNS_MAX: usize = 4;
 
-/// An aligned block starts later than its mapping, whose first words are still those of the unaligned block.
+/// The block that a mapping consists of. An aligned block starts later than its mapping, whose first words are still those of the
+/// unaligned block.
 fn mapped_at(memory: &dyn Memory, start: u64, limit: u64) -> Option<Mapped> {
     let [first, head] = array(memory, start)?;
     (first & !1 == 0 && head & FLAGS == MAPPED).then_some(())?;

@@ -1,4 +1,4 @@
-//! Forged arenas of processes that try to keep a walk busy, and mapped blocks.
+//! Tests with forged arenas of processes that try to keep a walk busy, and with mapped blocks.
 
 mod mapped;
 
@@ -12,12 +12,12 @@ use crate::walk::{Scene, Walk};
 
 const DATA: u64 = 0x5555_0000_0000;
 const HEAP: u64 = 0x6000_0000_0000;
-/// From an arena's beginning (glibc 2.27 to 2.42), in words.
+/// Offset of `top` from an arena's beginning (glibc 2.27 to 2.42), in words. The offsets of other fields follow.
 const TOP: usize = 12;
 const NEXT: usize = TOP + 2 + 254 + 2;
 const SYSTEM_BYTES: usize = NEXT + 3;
 const WORDS: usize = SYSTEM_BYTES + 2;
-/// Not in one piece, not locked.
+/// First word of an arena that is not contiguous and not locked.
 const NONCONTIGUOUS: u64 = 2 << 32;
 
 /// An arena with empty lists.
@@ -34,8 +34,8 @@ fn arena(address: u64, top: u64, next: u64, system_bytes: u64) -> [u64; WORDS] {
     words
 }
 
-/// Walks arenas that lie one behind the other in a module's data, beside these regions and the pages of these addresses, which are
-/// zeros.
+/// Walks arenas that lie one behind the other in a module's data. The memory also has these regions and pages at these addresses,
+/// which are zeros.
 #[track_caller]
 fn walk(arenas: &[[u64; WORDS]], regions: &[Region], pages: &[u64], reads_max: u64) -> Option<Walk> {
     let data: Vec<u8> = arenas.iter().flatten().flat_map(|word| word.to_le_bytes()).collect();

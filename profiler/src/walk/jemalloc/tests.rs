@@ -1,4 +1,4 @@
-//! Walks of real programs with jemalloc 5.3.0.
+//! Tests with walks of real programs that use jemalloc 5.3.0.
 
 mod made;
 
@@ -24,7 +24,7 @@ fn check_program(flags: &[&str], threads: u32, blocks: u32) {
         expected.iter().filter(|block| found(block).is_none_or(|at| walk.blocks[at] != **block)).collect();
     assert!(missed.is_empty(), "{missed:x?}");
     let more = walk.blocks.len() - expected.len();
-    // The tables, what starting a thread allocates, and jemalloc's own.
+    // Other blocks are the tables, what starting a thread allocates, and jemalloc's own.
     assert!(more <= 8 * threads as usize + 8, "{more} more than {}", expected.len());
     for block in &walk.blocks {
         let index = walk.areas.partition_point(|area| area.start <= block.start);
@@ -42,7 +42,7 @@ fn blocks_of_a_program_with_threads_and_its_own_jemalloc_are_found() {
     check_program(&["-l:libjemalloc.a", "-lm", "-lstdc++", "-lpthread"], 8, 130_000);
 }
 
-/// Killed when the test is done, whatever its outcome.
+/// A server that is killed when the test is done, whatever its outcome.
 struct Server(Child);
 
 impl Drop for Server {
@@ -85,7 +85,7 @@ fn blocks_of_redis_have_the_size_that_it_reports() {
     assert_eq!(walk.gaps, [""; 0]);
     assert!(walk.blocks.len() > 200_000, "{} blocks", walk.blocks.len());
     let bytes: u64 = walk.blocks.iter().map(|block| block.size_bytes).sum();
-    // Besides: what its cache keeps, and blocks of libraries.
+    // The walk also finds blocks in the cache, and blocks of libraries.
     assert!((used - (64 << 10)..used + (2 << 20)).contains(&bytes), "{bytes} bytes of {used}");
 }
 

@@ -1,4 +1,4 @@
-//! Walks of real programs that musl-gcc has built. Synthetic heaps are in [`made`].
+//! Tests with walks of real programs that musl-gcc has built. Synthetic heaps are in [`made`].
 
 mod made;
 
@@ -11,7 +11,7 @@ fn walked(live: &Live) -> Walk {
     walk(&Scene::new(&memory, &regions, &[])).expect("a heap")
 }
 
-/// Blocks that a walk finds are those that the program has, beside what the library had made for itself before.
+/// Checks that the blocks that a walk finds are those of the program, apart from blocks that the library made before.
 fn check_program(flags: &[&str], threads: u32, blocks: u32) {
     let directory = Workshop::new();
     let mut all = vec!["-O1", "-Wall", "-Werror"];

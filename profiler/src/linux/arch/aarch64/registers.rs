@@ -1,6 +1,7 @@
-//! Registers, and the frame from which the kernel restores them. Without system calls, so that the tests run on every CPU.
+//! Registers, and the frame from which the kernel restores them. This file makes no system calls, so that its tests run on every
+//! CPU.
 
-/// `mov x8, #139` (`rt_sigreturn`), `svc #0`: the end of each signal handler, in the vDSO and in musl.
+/// Machine code of `mov x8, #139` (`rt_sigreturn`), `svc #0`: the end of each signal handler, in the vDSO and in musl.
 pub(crate) const RETURN_FROM_SIGNAL: [u8; 8] = [0x68, 0x11, 0x80, 0xd2, 0x01, 0x00, 0x00, 0xd4];
 
 pub(crate) const SYSCALL_INSTRUCTION: [u8; 4] = [0x01, 0x00, 0x00, 0xd4];
@@ -9,50 +10,51 @@ pub(crate) const SYSCALL_INSTRUCTION: [u8; 4] = [0x01, 0x00, 0x00, 0xd4];
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Registers {
-    /// From here on `struct user_pt_regs` (arch/arm64/include/uapi/asm/ptrace.h).
+    /// General registers; the fields up to `pstate` are `struct user_pt_regs` (arch/arm64/include/uapi/asm/ptrace.h).
     x: [u64; 31],
     sp: u64,
     pc: u64,
     pstate: u64,
-    /// `TPIDR_EL0`.
+    /// Value of `TPIDR_EL0`.
     thread_pointer: u64,
-    /// Negative outside of system calls, and as soon as a stop has interrupted one.
+    /// Number of the current system call. Negative outside of system calls, and as soon as a stop has interrupted one.
     syscall: i32,
     interrupted: Option<Interrupted>,
 }
 
-/// What the registers at the exit of an interrupted system call lack.
+/// Values that the registers at the exit of an interrupted system call lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Interrupted {
-    /// The result is in the same register.
+    /// First argument, which is missing because the result is in the same register.
     first_argument: u64,
-    /// The call itself, if it was restarted by `restart_syscall`.
+    /// Number of the call itself, if it was restarted by `restart_syscall`.
     number: u64,
 }
 
-/// Kinds of the sets, and their sizes in bytes: general registers, `NT_ARM_TLS`, `NT_ARM_SYSTEM_CALL`.
+/// Kinds of the register sets, and their sizes in bytes: general registers, `NT_ARM_TLS`, `NT_ARM_SYSTEM_CALL`.
 pub(crate) const REGISTER_SETS: [(i32, usize); 3] = [(1, 34 * 8), (0x401, 8), (NT_ARM_SYSTEM_CALL, 4)];
 const NT_ARM_SYSTEM_CALL: i32 = 0x404;
 
 const _: () = assert!(std::mem::offset_of!(Registers, thread_pointer) == REGISTER_SETS[0].1);
 const _: () = assert!(std::mem::offset_of!(Registers, syscall) == REGISTER_SETS[0].1 + REGISTER_SETS[1].1);
 
-/// Of x29 in [`Registers::general`].
+/// Index of x29 in [`Registers::general`].
 pub(crate) const FRAME_POINTER_INDEX: usize = 29;
 
-/// Of the registers that hold the result, the number of a system call, and the return address.
+/// Indexes of the registers with the result, the number of a system call, and the return address.
 const RESULT: usize = 0;
 const NUMBER: usize = 8;
 const RETURN: usize = 30;
 
-/// Of a system call's arguments. A stop at a system call shows another value in x7, and ignores changes of it (`report_syscall` in
-/// arch/arm64/kernel/ptrace.c).
+/// Index of the argument that is hidden: a stop at a system call shows another value in x7, and ignores changes of it
+/// (`report_syscall` in arch/arm64/kernel/ptrace.c).
 const HIDDEN: usize = 7;
 
-/// Single step, illegal execution state, and the kind of the last branch (`PSR_BTYPE_MASK`).
+/// Bits of `pstate` that are not kept: single step, illegal execution state, and the kind of the last branch (`PSR_BTYPE_MASK`).
 const NOT_KEPT: u64 = 1 << 21 | 1 << 20 | 3 << 10;
 
-/// `ERESTARTSYS`, `ERESTARTNOINTR`, `ERESTARTNOHAND`, and `ERESTART_RESTARTBLOCK` (include/linux/errno.h).
+/// Errors of system calls that the kernel restarts: `ERESTARTSYS`, `ERESTARTNOINTR`, `ERESTARTNOHAND`, and
+/// `ERESTART_RESTARTBLOCK` (include/linux/errno.h).
 const RESTARTED: [i64; 4] = [-512, -513, -514, -516];
 const INTERRUPTED: i64 = -4;
 
@@ -66,7 +68,7 @@ pub(super) struct Call {
 }
 
 impl Call {
-    /// `None` for a thread that runs, or does not wait in a system call.
+    /// Parses the text of `/proc/PID/syscall`. `None` for a thread that runs, or does not wait in a system call.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let mut words = text.split_ascii_whitespace();
         let number = words.next()?.parse().ok().filter(|&number| number >= 0)?;
@@ -81,7 +83,7 @@ impl Call {
 }
 
 impl Registers {
-    /// The first argument of a system call, if that is the last one that was made here.
+    /// The first argument of a system call, if `call` is the last one that was made at this instruction.
     pub(super) fn first_argument_of(&self, call: &Call) -> Option<u64> {
         let [first, others @ ..] = call.arguments;
         let is_same = (self.number(), self.sp, self.pc) == (call.number, call.sp, call.pc) && self.x[1..6] == others;
@@ -107,12 +109,12 @@ impl Registers {
         self.thread_pointer
     }
 
-    /// The number of the system call that the thread is in; `None` also if the stop has interrupted it.
+    /// Number of the system call that the thread is in; `None` also if the stop has interrupted it.
     pub(crate) fn syscall(&self) -> Option<i64> {
         Some(i64::from(self.syscall)).filter(|&number| number >= 0)
     }
 
-    /// The number of the system call that was interrupted, if the instruction is that of one.
+    /// Number of the system call that was interrupted, if the instruction before is a system call.
     pub(super) fn number(&self) -> i64 {
         self.x[NUMBER].cast_signed()
     }
@@ -122,7 +124,7 @@ impl Registers {
         self.x[RESULT].cast_signed() == INTERRUPTED
     }
 
-    /// With the first argument of the interrupted system call, which restoring the registers has to preserve in the kernel.
+    /// Adds the first argument of the interrupted system call, which restoring the registers has to preserve in the kernel.
     pub(crate) fn with_first_argument(mut self, first_argument: u64) -> Self {
         self.interrupted = Some(Interrupted { first_argument, number: self.x[NUMBER] });
         self
@@ -132,14 +134,14 @@ impl Registers {
         self.interrupted.map(|call| call.first_argument)
     }
 
-    /// Registers of a stop at the exit of a system call that was interrupted `before`, with the one that the stop hides.
+    /// Registers of a stop at the exit of a system call that was interrupted `before`, with the register that the stop hides.
     pub(crate) fn at_exit(mut self, before: &Self, first_argument: u64) -> Self {
         self.x[HIDDEN] = before.x[HIDDEN];
         self.interrupted = Some(Interrupted { first_argument, number: before.x[NUMBER] });
         self
     }
 
-    /// About to make the interrupted system call again.
+    /// Returns the registers with which the thread makes the interrupted system call again.
     fn rewound(mut self, call: Interrupted) -> Self {
         self.pc = self.pc.wrapping_sub(SYSCALL_INSTRUCTION.len() as u64);
         (self.x[RESULT], self.x[NUMBER]) = (call.first_argument, call.number);
@@ -147,26 +149,26 @@ impl Registers {
         self
     }
 
-    /// Makes this system call by the instruction at `instruction`. Keeps stack and thread pointer.
+    /// Registers for making this system call by the instruction at `instruction`. Keeps stack and thread pointer.
     pub(crate) fn for_syscall(&self, instruction: u64, number: i64, arguments: [u64; 6]) -> Self {
         let mut new = Self { sp: self.sp, pc: instruction, pstate: self.pstate & !NOT_KEPT, ..Self::default() };
         (new.thread_pointer, new.syscall) = (self.thread_pointer, self.syscall);
         new.x[..6].copy_from_slice(&arguments);
-        // Could not be changed back at a stop at a system call.
+        // The hidden register is kept: it could not be changed back at a stop at a system call.
         new.x[HIDDEN] = self.x[HIDDEN];
         new.x[NUMBER] = number.cast_unsigned();
         new
     }
 
-    /// Returns to `restorer`, with a [signal frame](Self::signal_frame) at `address`.
+    /// Registers for returning to `restorer`, with a [signal frame](Self::signal_frame) at `address`.
     pub(crate) fn with_way_back(mut self, address: u64, restorer: u64) -> Self {
         self.sp = address;
         self.x[RETURN] = restorer;
         self
     }
 
-    /// The state in which the kernel would continue the thread: an interrupted system call is about to be made again. One with a
-    /// timeout starts anew, because `rt_sigreturn` has the kernel forget how much of it is left.
+    /// Registers with which the kernel would continue the thread: an interrupted system call is about to be made again. A system
+    /// call with a timeout starts anew, because `rt_sigreturn` makes the kernel forget how much of it is left.
     fn continued(&self) -> Self {
         let result = self.x[RESULT].cast_signed();
         match self.interrupted {
@@ -175,7 +177,7 @@ impl Registers {
         }
     }
 
-    /// The registers to restore at a stop that has not interrupted the same system call.
+    /// Registers to restore at a stop that has not interrupted the same system call.
     pub(crate) fn at_other_stop(&self) -> Self {
         self.continued()
     }
@@ -190,10 +192,11 @@ impl Registers {
         blocked: u64,
         extended: &[u64],
     ) -> Option<Vec<u64>> {
-        /// The kernel ignores it, so that the alternate stack stays as it is (`restore_altstack` in kernel/signal.c).
+        /// Invalid stack, which the kernel ignores, so that the alternate stack stays as it is (`restore_altstack` in
+        /// kernel/signal.c).
         const INVALID_STACK: u64 = 0x7fff_ffff;
         const MASK: usize = 21;
-        /// After the address of a fault.
+        /// Index of the registers, which follow the address of a fault.
         const REGISTERS: usize = 39;
         let records = records(extended)?;
         let Self { x, sp, pc, pstate, .. } = self.continued();
@@ -210,7 +213,7 @@ impl Registers {
 /// Alignment of a signal frame: that of a stack.
 pub(crate) const FRAME_ALIGNMENT: u64 = 16;
 
-/// Words before the records of `struct sigcontext`, and of these.
+/// Number of words before the records of `struct sigcontext`, and maximum number of words of the records.
 const RECORDS: usize = 74;
 const RECORDS_MAX: usize = 4096 / 8;
 
@@ -221,7 +224,7 @@ const FPSIMD_WORDS: usize = VECTOR_WORDS + 2;
 const FPSIMD_MAGIC: u64 = 0x4650_8001;
 const SVE_MAGIC: u64 = 0x5356_4501;
 
-/// Header of the set `NT_ARM_SVE`, also of the record.
+/// Size of the header of the set `NT_ARM_SVE`, which the record has, too.
 const SVE_HEADER_WORDS: usize = 2;
 
 /// Whether the set `NT_ARM_SVE` has registers of the Scalable Vector Extension (`SVE_PT_REGS_SVE`): whether the thread uses them.
@@ -230,7 +233,7 @@ pub(crate) fn uses_sve(set: &[u64]) -> bool {
     set.len() > FPSIMD_WORDS && set[1] >> 32 & 1 != 0
 }
 
-/// One or two records, and the one that ends them.
+/// Returns one or two records of extended registers, and the record that ends them.
 fn records(extended: &[u64]) -> Option<Vec<u64>> {
     let mut records = Vec::new();
     if extended.len() == FPSIMD_WORDS {

@@ -7,49 +7,50 @@ use std::ops::Range;
 pub(crate) const PTHREAD_LIST_OFFSET: u64 = 0xc0;
 pub(crate) const PTHREAD_TID_OFFSET: u64 = 0xd0;
 
-/// In `struct pthread`, two adjacent words are the address of the second one, while the thread holds no robust mutex
-/// (`robust_prev`, `robust_head.list`): where their line is, its size, both words' numbers in it, and their common value.
+/// Offset in `struct pthread` of two adjacent words that are the address of the second one, while the thread holds no robust
+/// mutex (`robust_prev`, `robust_head.list`). The offset is that of their line; the other constants are the line's size, both
+/// words' numbers in it, and their common value.
 pub(crate) const MARK_OFFSET: u64 = 0xd0;
 pub(crate) const MARK_LINE_WORDS: usize = 2;
 pub(crate) const MARK_WORDS: [usize; 2] = [1, 2];
 pub(crate) const MARK_TARGET: u64 = 16;
 
-/// A control block and what follows it on the stack: thread-local storage.
+/// Maximum size of a control block and the thread-local storage that follows it on the stack.
 pub(crate) const CONTROL_BLOCK_TOP_BYTES_MAX: u64 = 1 << 20;
 
 /// Sizes of control blocks: glibc's have 1792 bytes (2.31) to 1856 (2.36), musl's have about 200.
 const BLOCK_BYTES_MIN: u64 = 128;
 const BLOCK_BYTES_MAX: u64 = 4096;
 
-/// The control block of a running thread. Only that of musl has a pointer to itself, and both are in a circular list.
+/// Finds the control block of a running thread. Only that of musl has a pointer to itself, and both are in a circular list.
 pub(crate) fn control_block(thread_pointer: u64, word: &dyn Fn(u64) -> Option<u64>) -> Option<u64> {
     let starts =
         (BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).step_by(8).map_while(|distance| thread_pointer.checked_sub(distance));
     starts.take_while(|&start| word(start).is_some()).find(|&start| is_control_block(start, word))
 }
 
-/// Whether a thread that runs has its control block here.
+/// Whether a running thread has its control block at this address.
 pub(crate) fn is_control_block(start: u64, word: &dyn Fn(u64) -> Option<u64>) -> bool {
     is_of_musl(start, word).or_else(|| is_of_glibc(start, word)).is_some()
 }
 
 fn is_of_glibc(start: u64, word: &dyn Fn(u64) -> Option<u64>) -> Option<()> {
-    // Of the running threads. Its head is elsewhere.
+    // The list contains the running threads. Its head is elsewhere.
     let list = start.checked_add(PTHREAD_LIST_OFFSET)?;
     let (next, previous) = (word(list)?, word(list.checked_add(8)?)?);
     let is_list = next != list && word(next.checked_add(8)?)? == list && word(previous)? == list;
     is_list.then_some(())
 }
 
-/// `self`, `prev` and `next` (src/internal/pthread_impl.h).
+/// Checks the members `self`, `prev` and `next` of musl's control block (src/internal/pthread_impl.h).
 fn is_of_musl(start: u64, word: &dyn Fn(u64) -> Option<u64>) -> Option<()> {
     let (own, previous, next) = (word(start)?, word(start.checked_add(8)?)?, word(start.checked_add(16)?)?);
     let is_list = own == start && word(previous.checked_add(16)?)? == start && word(next.checked_add(8)?)? == start;
     is_list.then_some(())
 }
 
-/// What an exited thread's control block has for later: the pointer to the DTV, which the next thread on the stack reuses, and
-/// before it the return value, until the thread is joined or detached. `distance` is that of the thread pointer.
+/// Range of an exited thread's control block that is used later: the pointer to the DTV, which the next thread on the stack
+/// reuses, and before it the return value, until the thread is joined or detached. `distance` is that of the thread pointer.
 pub(crate) fn kept_of_ended(block: u64, distance: Option<u64>, is_released: bool) -> Range<u64> {
     match distance.and_then(|distance| block.checked_add(distance)) {
         Some(pointer) => (if is_released { pointer } else { block })..pointer.saturating_add(8),
@@ -57,14 +58,14 @@ pub(crate) fn kept_of_ended(block: u64, distance: Option<u64>, is_released: bool
     }
 }
 
-/// The part of a thread's static thread-local storage that is nearest to its control block. It is behind two words at the thread
-/// pointer.
+/// The part of a thread's static thread-local storage that is nearest to its control block. The storage follows two words at the
+/// thread pointer.
 pub(crate) fn storage(thread_pointer: u64, size_bytes: u64) -> Range<u64> {
     let start = thread_pointer.saturating_add(16);
     start..start.saturating_add(size_bytes)
 }
 
-/// Address of a word of that storage; the nearest is 1.
+/// Address of a word of the static thread-local storage; the nearest word is 1.
 pub(crate) fn storage_word(thread_pointer: u64, nth: u64) -> Option<u64> {
     thread_pointer.checked_add(nth.checked_add(1)?.checked_mul(8)?)
 }

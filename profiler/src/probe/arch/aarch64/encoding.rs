@@ -6,12 +6,12 @@ use profiler_common::hook::Register;
 use crate::arch::aarch64::{INSTRUCTION_BYTES, Word};
 
 impl Word {
-    /// `bti`, `bti c`, `bti j`, `bti jc`
+    /// Whether the instruction is `bti`, `bti c`, `bti j` or `bti jc`.
     pub(super) fn is_landing_pad(self) -> bool {
         self.is_hint() && matches!(self.hint(), 32 | 34 | 36 | 38)
     }
 
-    /// A conditional branch with the opposite condition, over this distance. `None` for those that no kernel emulates.
+    /// A conditional branch with the opposite condition, over this distance. `None` for branches that no kernel emulates.
     pub(super) fn inverted_branch(self, distance_bytes: u64) -> Option<Self> {
         let distance = u32::try_from(distance_bytes / INSTRUCTION_BYTES).ok()?;
         if self.is(0xff00_0010, 0x5400_0000) {
@@ -47,24 +47,25 @@ impl Word {
         Some(-(self.bits(15, 7).cast_signed() << 25 >> 25) * scale)
     }
 
-    /// `paciasp`, `pacibsp`
+    /// Whether the instruction is `paciasp` or `pacibsp`.
     pub(super) fn signs_link(self) -> bool {
         self.is_hint() && matches!(self.hint(), 25 | 27)
     }
 
-    /// Comparison of a register of 64 bits with 0 that sets the flags: `cmp xN, #0`, `tst xN, xN`.
+    /// The register of 64 bits that the instruction compares with 0, setting the flags: `cmp xN, #0`, `tst xN, xN`.
     pub(super) fn as_null_test(self) -> Option<Register> {
         let is_compare = self.is(0xffff_fc1f, 0xf100_001f);
         let is_test = self.is(0xffe0_fc1f, 0xea00_001f) && self.bits(5, 5) == self.bits(16, 5);
         (is_compare || is_test).then(|| self.register(5))
     }
 
-    /// Loads and stores between which a probe would end the exclusive access, and pairs that are compared and swapped.
+    /// Whether the instruction is an exclusive load or store, between which a probe would end the exclusive access, or compares
+    /// and swaps a pair.
     pub(super) fn is_exclusive(self) -> bool {
         self.is(0x3f80_0000, 0x0800_0000)
     }
 
-    /// Memory copies and sets: three instructions that belong together.
+    /// Whether the instruction copies or sets memory: three such instructions belong together.
     pub(super) fn is_memory_operation(self) -> bool {
         self.is(0x3b20_0c00, 0x1900_0400)
     }
@@ -74,10 +75,10 @@ impl Word {
         let names = |from: u32| self.bits(from, 5) == 30;
         let (first, second, third, fourth) = (0, 5, 10, 16);
         match self.group() {
-            // Signatures are of it, or of others that have its value.
+            // Signatures are of the return address, or of others that have its value.
             0b1010 | 0b1011 => !self.is_hint() && (names(first) || names(second)),
             0b1000 | 0b1001 => match self.bits(23, 3) {
-                // adr and adrp, movz and movn read none; extr two.
+                // adr, adrp, movz and movn read no register; extr reads two.
                 0b000 | 0b001 | 0b101 => false,
                 0b111 => names(second) || names(fourth),
                 _ => names(second),
@@ -102,7 +103,7 @@ impl Word {
             _ => names(second) || names(fourth),
         }
     }
-    /// Unallocated groups, and `udf` with neither name nor use.
+    /// Whether the instruction is valid: not of an unallocated group, nor `udf`, which has neither name nor use.
     pub(super) fn is_valid(self) -> bool {
         match self.group() {
             0b0000 => self.bit(31) || self.is(0xffff_0000, 0),

@@ -13,7 +13,7 @@ use crate::probe::arch::transfer::{Argument, Known, Step, Transfer};
 pub(in crate::probe) struct State {
     origins: Origins,
     values: Values,
-    /// The flags are of a comparison of the argument with null.
+    /// Whether the flags are of a comparison of the argument with null.
     is_tested: bool,
 }
 
@@ -55,7 +55,7 @@ pub(super) fn step(code: &[u8], address: u64, known: &mut State, argument: Optio
     Some(Step { next: address.wrapping_add(INSTRUCTION_BYTES), transfer })
 }
 
-/// The argument that a branch is taken for: `cbz`, `cbnz`, and `b.eq` and `b.ne` after a comparison.
+/// The argument for which a branch is taken: `cbz`, `cbnz`, and `b.eq` and `b.ne` after a comparison.
 fn taken_if(word: Word, known: &State, argument: Option<Register>) -> Option<Argument> {
     const EQUAL: u32 = 0x5400_0000;
     const NOT_EQUAL: u32 = 0x5400_0001;

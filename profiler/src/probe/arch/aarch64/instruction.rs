@@ -13,7 +13,7 @@ pub(in crate::probe) struct Instruction {
     pub(super) word: Word,
     pub(super) offset: u64,
     pub(super) address: u64,
-    /// It jumps to a function through a register, as far as the code before it shows.
+    /// Whether the instruction jumps to a function through a register, as far as the code before it shows.
     pub(super) is_tail_call: bool,
 }
 
@@ -36,12 +36,12 @@ impl instruction_set::Instruction for Instruction {
         kernel::class(self.word, emulation)
     }
 
-    /// Calls overwrite the link register.
+    /// Calls overwrite the link register with a return address of their own.
     fn keeps_return_probe(&self) -> bool {
         !matches!(self.control(), Control::Call(_) | Control::CallThrough(_))
     }
 
-    /// An exclusive access fails if a probe is between its load and its store.
+    /// False for an exclusive access, which fails if a probe is between its load and its store.
     fn falls_through(&self) -> bool {
         self.control() == Control::Next && !self.word.is_exclusive()
     }
@@ -69,7 +69,7 @@ impl instruction_set::Instruction for Instruction {
 /// glibc's calls of `__malloc_hook`. Jumps into tables of labels compute or load their address.
 #[derive(Default)]
 pub(super) struct TailCalls {
-    /// The last instruction that wrote the register was a move.
+    /// Whether the last instruction that wrote the register was a move.
     is_moved: [bool; 2],
 }
 

@@ -28,7 +28,7 @@ impl InstructionSet for Aarch64 {
     const ARGUMENTS: [Register; 6] = ARGUMENTS;
     const FRAME_REGISTERS: &'static [Register] = &[STACK_POINTER, FRAME_POINTER, LINK];
     const INSTRUCTION_BYTES_MAX: u64 = INSTRUCTION_BYTES;
-    /// `brk #5` (`BRK64_OPCODE_UPROBES`).
+    /// The instruction `brk #5` (`BRK64_OPCODE_UPROBES`).
     const BREAKPOINT: &'static [u8] = &[0xa0, 0x00, 0x20, 0xd4];
 
     type Instruction<'a> = Instruction;

@@ -4,8 +4,8 @@ use super::values::{Value, Values};
 use crate::arch::aarch64::{Control, Word};
 use crate::probe::arch::instruction_set::PointerPlace;
 
-/// See [`InstructionSet::pointers_read`](crate::probe::arch::instruction_set::InstructionSet::pointers_read). Calls and jumps are through registers,
-/// which were read before.
+/// Implements [`InstructionSet::pointers_read`](crate::probe::arch::instruction_set::InstructionSet::pointers_read). Calls and
+/// jumps are through registers, which were read before.
 pub(super) fn read(code: &[u8], address: u64, instructions_max: usize) -> Vec<PointerPlace> {
     let mut values = Values::UNKNOWN;
     let mut read = Vec::new();

@@ -8,12 +8,12 @@ use profiler_common::hook::Register;
 use crate::arch::aarch64::{Control, Move, Word};
 use crate::probe::arch::origins::Origins;
 
-/// The link register.
+/// Register with the return address of a call.
 pub(super) const LINK: Register = X30;
 /// Registers that a called function preserves (AAPCS64, 6.1.1).
 pub(super) const PRESERVED: [Register; 12] = [X19, X20, X21, X22, X23, X24, X25, X26, X27, X28, X29, STACK_POINTER];
 
-/// Applies what the instruction does to registers; a call returns with those that the calling convention preserves.
+/// Applies what the instruction does to registers; a call returns with the registers that the calling convention preserves.
 ///
 /// The link register is known only as long as nothing else may have its value: a function that has saved it returns to the saved
 /// address, whatever a return probe writes into the register.

@@ -26,18 +26,18 @@ use crate::probe::arch::stub::{
     TABLE_BITS, slot,
 };
 
-/// `bti c`
+/// Number of the hint `bti c`.
 const LANDING_PAD: u32 = 34;
-/// `tpidr_el0`, as `mrs` encodes it.
+/// The register `tpidr_el0`, as `mrs` encodes it.
 const THREAD_POINTER: u32 = 0x5e82;
 /// Distance of the caller's frame while a stub calls its function: x29 and x30 are saved below.
 const FRAME_BYTES: i32 = 16;
-/// The same where the stub saves arguments and its own registers.
+/// Distance of the caller's frame while a stub saves arguments and its own registers.
 const NOTHROW_BYTES: i32 = 48;
 
 impl StubSet for Aarch64 {
     const MACHINE: u16 = elf::EM_AARCH64;
-    /// `udf #0`
+    /// The instruction `udf #0`.
     const PADDING: &'static [u8] = &[0; 4];
     const REACH_BYTES: u64 = 128 << 20;
 
@@ -89,7 +89,7 @@ impl Stub {
         let found = self.asm.new_dynamic_label();
         dynasm!(self.asm
             ; .arch aarch64
-            // Without its tag.
+            // Remove the tag of the pointer.
             ; and x9, X(pointer), DATA_ADDRESS
             ; lsr x10, x9, granule
             ; lsr x11, x10, shift
@@ -184,8 +184,8 @@ impl Stub {
         Ok(())
     }
 
-    /// Calls the form of a function that returns null instead of throwing. If it does, or a new-handler is set, which may throw or jump,
-    /// the call continues in the function itself, at `enter`, as one that is not sampled.
+    /// Calls the form of a function that returns null instead of throwing. If it returns null, or a new-handler is set, which may
+    /// throw or jump, the call continues in the function itself, at `enter`, as one that is not sampled.
     fn call_nothrow(&mut self, nothrow: Nothrow, enter: DynamicLabel) {
         let left = self.asm.new_dynamic_label();
         dynasm!(self.asm ; .arch aarch64 ; stp x29, x30, [sp, -NOTHROW_BYTES]!);
@@ -213,7 +213,7 @@ impl Stub {
             ; mov x29, sp
             ; stp x0, x1, [sp, 16]
             ; str x11, [sp, 32]
-            // Its value is not used, only its type.
+            // Only the type of this argument is used, not its value.
             ; mov X(argument(nothrow.argument)), x11
             ; bl extern usize_of(nothrow.function)
             ; ldr x11, [sp, 32]
@@ -250,8 +250,8 @@ impl Stub {
         ]);
     }
 
-    /// Leads what a simpler function can do to its stub: `realloc` of null, and all of `reallocarray`, unless the size overflows.
-    /// Then, returns true, and the call continues at `overflows`.
+    /// Redirects calls that a simpler function can handle to its stub: `realloc` of null, and all of `reallocarray`, unless the
+    /// size overflows. For `reallocarray`, returns true, and the call continues at `overflows`.
     fn redirect(&mut self, function: &StubFunction<'_>, old: Option<u8>, overflows: DynamicLabel) -> bool {
         let size = argument(function.size);
         match (old, function.simpler, function.count) {
@@ -330,7 +330,7 @@ impl Stub {
         dynasm!(self.asm ; .arch aarch64 ; cmp x10, 0 ; csinc x10, x10, xzr, ne);
     }
 
-    /// Multiplies two arguments into x10. Jumps to `overflows` if the product does. Changes x12.
+    /// Multiplies two arguments into x10. Jumps to `overflows` if the product overflows. Changes x12.
     fn product(&mut self, size: u8, count: u8, overflows: DynamicLabel) {
         dynasm!(self.asm
             ; .arch aarch64
@@ -357,8 +357,8 @@ impl Stub {
         );
     }
 
-    /// Draws the countdown at x11 from the exponential distribution for the next interval, returns the code of the previous interval
-    /// in w16, and continues at x15. Changes x9, x10 and x12 to x14.
+    /// Samples the countdown at x11 from the exponential distribution for the next interval, returns the code of the previous
+    /// interval in w16, and continues at x15. Changes x9, x10 and x12 to x14.
     ///
     /// The random number is `SplitMix64`; its logarithm is interpolated in a table, whose error is below 3·10^-6 of the mean.
     fn draw(&mut self, table: u64) {

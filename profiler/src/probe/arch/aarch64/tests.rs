@@ -1,4 +1,4 @@
-//! Control flow of synthetic functions.
+//! Tests of the control flow of synthetic functions.
 
 use profiler_common::arch::aarch64::{X0, X1};
 
@@ -34,7 +34,7 @@ fn flow(words: &[u32], not_null: Option<Register>) -> Flow {
     follow::<Aarch64>(&mut Function(bytes(words)), START, not_null, &mut 1000)
 }
 
-/// `b` from the instruction with this index to the hooked function.
+/// Encodes a `b` from the instruction with this index to the hooked function.
 fn jump_to_hooked(index: u32) -> u32 {
     0x1400_0000 | (0x2_0000 - index)
 }
@@ -68,7 +68,7 @@ fn linkage_tables_lead_through_their_slots() {
     assert_eq!((called.slots, called.is_incomplete), (vec![0x2_0010], false));
     assert!(flow(&[0xd63f_0000, 0xd65f_03c0], None).is_incomplete, "blr x0");
     assert!(flow(&[0xd61f_0000], None).is_incomplete, "br x0");
-    // A call in between changes the register.
+    // A call between them changes the register.
     assert!(flow(&[0x9000_0080, 0xf940_0800, 0x9400_0100, 0xd63f_0000, 0xd65f_03c0], None).is_incomplete);
 }
 

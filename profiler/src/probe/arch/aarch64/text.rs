@@ -5,7 +5,8 @@ use yaxpeax_arm::armv8::a64::InstDecoder;
 
 use crate::arch::aarch64::{Control, Word};
 
-/// The decoder's text, with the addresses that it leads to or reads, and names of hints that it does not know.
+/// Text of an instruction as the decoder has it, with the addresses that it leads to or reads, and names of hints that the
+/// decoder does not know.
 pub(super) fn of(word: Word, address: u64) -> String {
     if let Some(name) = word.is_hint().then(|| hint(word)).flatten() {
         return name.to_owned();

@@ -5,7 +5,7 @@ use profiler_common::hook::Register;
 use super::registers::{LINK, PRESERVED};
 use crate::arch::aarch64::Word;
 
-/// What a register contains.
+/// Known content of a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Value {
     /// A link address.
@@ -28,12 +28,13 @@ impl Values {
         self.0[usize::from(register.number())] = value;
     }
 
-    /// What both know.
+    /// Returns the values that are the same in both.
     pub(super) fn common(&self, other: &Self) -> Self {
         Self(std::array::from_fn(|register| self.0[register].filter(|_| self.0[register] == other.0[register])))
     }
 
-    /// Applies an instruction at this address. Those with the number of the zero register may be set: nothing addresses by it.
+    /// Applies an instruction at this address. Values with the number of the zero register may be set: no instruction addresses
+    /// by it.
     pub(super) fn step(&mut self, word: Word, at: u64) {
         let mut written = [None; 2];
         if let Some(address) = word.address(at) {
@@ -59,14 +60,15 @@ impl Values {
         }
     }
 
-    /// Keeps what a called function preserves.
+    /// Applies a call: keeps the registers that a called function preserves.
     pub(super) fn call(&mut self) {
         let all = (0..32).map(Register::from_number);
         all.filter(|register| !PRESERVED.contains(register)).for_each(|register| self.set(register, None));
     }
 
-    /// A call of a descriptor of thread-local storage: the register of the first result has the descriptor's address, and the called
-    /// word is its first. It changes that register and the link register ("ELF for the Arm 64-bit Architecture", 5.7.9.2).
+    /// Applies a call of a descriptor of thread-local storage: the register of the first result has the descriptor's address, and
+    /// the called word is its first. The call changes that register and the link register ("ELF for the Arm 64-bit Architecture",
+    /// 5.7.9.2). Returns false for other calls.
     pub(super) fn call_of_descriptor(&mut self, called: Register) -> bool {
         let descriptor = Register::from_number(0);
         let (Some(Value::Address(address)), Some(Value::Loaded(slot))) = (self.get(descriptor), self.get(called))

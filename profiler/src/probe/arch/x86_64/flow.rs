@@ -11,7 +11,7 @@ use crate::probe::arch::transfer::{Argument, Known, Step, Transfer};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::probe) struct State {
     origins: Origins,
-    /// The instruction before has compared the argument with null.
+    /// Whether the instruction before has compared the argument with null.
     is_tested: bool,
 }
 

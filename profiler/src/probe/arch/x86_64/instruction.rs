@@ -25,7 +25,7 @@ impl instruction_set::Instruction for Instruction<'_> {
         self.offset.wrapping_add(self.bytes.len() as u64)
     }
 
-    /// The kernel refuses some prefixes, which compilers do not emit.
+    /// The kernel refuses instructions with some prefixes, which compilers do not emit.
     fn class(&self, emulation: Emulation) -> Option<Class> {
         Some(if covers(emulation, self.bytes) { Class::Emulated } else { Class::SingleStepped })
     }
@@ -54,8 +54,8 @@ impl instruction_set::Instruction for Instruction<'_> {
         step_over(&self.decoded, origins);
     }
 
-    /// A jump through a fixed memory location (`jmp *slot(%rip)`) calls another function: compilers index tables of labels by a
-    /// register.
+    /// Excludes jumps through a fixed memory location (`jmp *slot(%rip)`), which call another function: compilers index tables of
+    /// labels by a register.
     fn may_jump_into(&self, address: u64, end: u64) -> bool {
         match self.decoded.flow_control() {
             FlowControl::IndirectBranch => !self.decoded.is_ip_rel_memory_operand(),
@@ -86,7 +86,7 @@ fn covers(emulation: Emulation, instruction: &[u8]) -> bool {
     }
 }
 
-/// Applies what the instruction does to registers; a call returns with those that the calling convention preserves.
+/// Applies what the instruction does to registers; a call returns with the registers that the calling convention preserves.
 pub(super) fn step_over(instruction: &iced_x86::Instruction, origins: &mut Origins) {
     match register_pair(instruction) {
         Some((Copy::Move, to, from)) => origins.copy(to, from),
@@ -99,7 +99,7 @@ pub(super) fn step_over(instruction: &iced_x86::Instruction, origins: &mut Origi
     }
 }
 
-/// A partial or conditional write invalidates a register too.
+/// Forgets registers that the instruction writes. A partial or conditional write invalidates a register too.
 fn forget_written(instruction: &iced_x86::Instruction, origins: &mut Origins) {
     for used in InstructionInfoFactory::new().info(instruction).used_registers() {
         let untouched =
@@ -119,7 +119,7 @@ enum Copy {
     Exchange,
 }
 
-/// The registers of a 64-bit move or exchange between registers. Narrower ones change the value.
+/// The registers of a 64-bit move or exchange between registers. Narrower instructions change the value.
 fn register_pair(instruction: &iced_x86::Instruction) -> Option<(Copy, Register, Register)> {
     let copy = match instruction.code() {
         Code::Mov_r64_rm64 | Code::Mov_rm64_r64 => Copy::Move,

@@ -18,7 +18,7 @@ pub(crate) struct X86_64;
 
 impl InstructionSet for X86_64 {
     const ARGUMENTS: [Register; 6] = ARGUMENTS;
-    /// The return address is the word at the stack pointer.
+    /// The stack pointer is included, because it points to the return address.
     const FRAME_REGISTERS: &'static [Register] = &[STACK_POINTER, FRAME_POINTER];
     const INSTRUCTION_BYTES_MAX: u64 = 15;
     const BREAKPOINT: &'static [u8] = &[0xcc];

@@ -5,7 +5,7 @@ use rustc_hash::FxHashMap;
 
 use crate::probe::arch::instruction_set::PointerPlace;
 
-/// See [`InstructionSet::pointers_read`](crate::probe::arch::instruction_set::InstructionSet::pointers_read).
+/// Implements [`InstructionSet::pointers_read`](crate::probe::arch::instruction_set::InstructionSet::pointers_read).
 pub(super) fn read(code: &[u8], address: u64, instructions_max: usize) -> Vec<PointerPlace> {
     let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
     let mut factory = InstructionInfoFactory::new();
@@ -27,7 +27,7 @@ pub(super) fn read(code: &[u8], address: u64, instructions_max: usize) -> Vec<Po
     read
 }
 
-/// The word that the instruction loads, calls or jumps through.
+/// Place of the word that the instruction loads, calls or jumps through.
 fn place(instruction: &Instruction, loaded: &FxHashMap<Register, u64>) -> Option<PointerPlace> {
     let operand = match instruction.code() {
         Code::Mov_r64_rm64 => instruction.op1_kind(),

@@ -25,8 +25,8 @@ use crate::probe::arch::stub::{
 };
 
 const ARGUMENTS: [AsmRegister64; 6] = [rdi, rsi, rdx, rcx, r8, r9];
-/// Of one byte. Linux 6.18 replaces one of five bytes by a call, which is a third cheaper, of a page that forked children lack:
-/// they crash (`create_uprobe_trampoline` in arch/x86/kernel/uprobes.c maps it with `VM_DONTCOPY`).
+/// A `nop` of one byte. Linux 6.18 replaces one of five bytes by a call, which is a third cheaper, of a page that forked children
+/// lack: they crash (`create_uprobe_trampoline` in arch/x86/kernel/uprobes.c maps it with `VM_DONTCOPY`).
 const NOP: [u8; 1] = [0x90];
 const RETURN_ADDRESS_BYTES: i32 = 8;
 
@@ -38,7 +38,7 @@ impl From<IcedError> for StubError {
 
 impl StubSet for X86_64 {
     const MACHINE: u16 = elf::EM_X86_64;
-    /// `int3`
+    /// The instruction `int3`.
     const PADDING: &'static [u8] = &[0xcc];
     const REACH_BYTES: u64 = 2 << 30;
 
@@ -79,7 +79,8 @@ fn assemble(mut asm: CodeAssembler, address: u64, sites: &mut [(CodeLabel, Site)
     Ok(Routine { frames: frame_sizes(&code), code, sites })
 }
 
-/// Where the distance of the frame's end from the stack pointer changes. After a jump or a return, the stack is as at the entry.
+/// Offsets at which the distance of the frame's end from the stack pointer changes. After a jump or a return, the stack is as at
+/// the entry.
 fn frame_sizes(code: &[u8]) -> Vec<(u32, CallFrameInstruction)> {
     let (mut changes, mut size) = (Vec::new(), RETURN_ADDRESS_BYTES);
     let mut decoder = Decoder::new(64, code, DecoderOptions::NONE);
@@ -115,7 +116,7 @@ fn free(
     let (mut untracked, mut probe, mut bypass) = (asm.create_label(), asm.create_label(), asm.create_label());
     let bypassed =
         MemoryOperand::with_base_displ(Register::RIP, (common.control + control::BYPASSED as u64).cast_signed());
-    // Tested only if the filter does not exclude the block, which that word prevents.
+    // The word is tested only if the filter does not exclude the block, which a set word prevents.
     search_filter(common, asm, pointer, untracked, Some(bypassed))?;
     asm.add_instruction(Instruction::with2(Code::Cmp_rm64_imm8, bypassed, 0)?)?;
     asm.jne(bypass)?;
@@ -215,7 +216,7 @@ fn alloc(
     sites.push((probe, Site::StubEntry));
     asm.inc(qword_ptr(r11 + slot::SAMPLES))?;
     asm.set_label(&mut followed)?;
-    // Keeps the stack aligned.
+    // Subtracting 8 keeps the stack aligned.
     asm.sub(rsp, 8)?;
     asm.call(enter)?;
     asm.add(rsp, 8)?;
@@ -234,8 +235,8 @@ fn alloc(
     Ok(())
 }
 
-/// Calls the form of a function that returns null instead of throwing. If it does, or a new-handler is set, which may throw or jump, the
-/// call continues in the function itself, at `enter`, as one that is not sampled.
+/// Calls the form of a function that returns null instead of throwing. If it returns null, or a new-handler is set, which may
+/// throw or jump, the call continues in the function itself, at `enter`, as one that is not sampled.
 fn call_nothrow(
     asm: &mut CodeAssembler,
     nothrow: Nothrow,
@@ -248,7 +249,7 @@ fn call_nothrow(
     for register in saved {
         asm.push(register)?;
     }
-    // It may be beyond the reach of a call.
+    // The function may be beyond the reach of a call.
     asm.mov(rax, nothrow.get_handler)?;
     asm.call(rax)?;
     for register in saved.into_iter().rev() {
@@ -263,7 +264,7 @@ fn call_nothrow(
     for register in [rdi, rsi, r11] {
         asm.push(register)?;
     }
-    // Its value is not used, only its type.
+    // Only the type of this argument is used, not its value.
     asm.lea(ARGUMENTS[nothrow.argument], qword_ptr(probe))?;
     asm.call(nothrow.function)?;
     for register in [r11, rsi, rdi] {
@@ -281,8 +282,8 @@ fn call_nothrow(
     Ok(())
 }
 
-/// Leads what a simpler function can do to its stub: `realloc` of null, and all of `reallocarray`, unless the size overflows. Then,
-/// returns true, and the call continues at `overflows`.
+/// Redirects calls that a simpler function can handle to its stub: `realloc` of null, and all of `reallocarray`, unless the size
+/// overflows. For `reallocarray`, returns true, and the call continues at `overflows`.
 fn redirect(
     asm: &mut CodeAssembler,
     function: &StubFunction<'_>,
@@ -397,7 +398,7 @@ fn continue_in(asm: &mut CodeAssembler, function: &StubFunction<'_>) -> Result<(
     Ok(())
 }
 
-/// Draws the countdown at r11 from the exponential distribution for the next interval, and returns the code of the previous
+/// Samples the countdown at r11 from the exponential distribution for the next interval, and returns the code of the previous
 /// interval in r10d. Changes rax.
 ///
 /// The random number is `SplitMix64`; its logarithm is interpolated in a table, whose

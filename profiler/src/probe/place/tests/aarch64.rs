@@ -1,4 +1,4 @@
-//! aarch64.
+//! Tests of placements on aarch64.
 
 mod beginnings;
 mod interpreter;

@@ -1,4 +1,4 @@
-//! x86-64.
+//! Tests of placements on x86-64.
 
 mod beginnings;
 mod interpreter;

@@ -1,4 +1,4 @@
-//! Files with stubs of both processors.
+//! Tests of files with stubs for both processors.
 
 use profiler_common::hook::{CallShape, Site};
 use profiler_common::unwind::{Cfa, ReturnAddress};
@@ -20,7 +20,7 @@ struct Made {
     stubs: [(u64, Vec<(Site, u64)>); 2],
 }
 
-/// Stubs of `malloc` with these instructions before the probe, and of `free`.
+/// Builds stubs of `malloc`, with these instructions before the probe, and of `free`.
 fn make<S: StubSet>(prefix: &[u8]) -> Made {
     let mut code =
         StubCode::<S>::of(ADDRESS, ADDRESS + 0x10_0000, ADDRESS + 0x8000, SlotIndex::Rseq(-32)).expect("it is encoded");
@@ -48,7 +48,7 @@ fn make<S: StubSet>(prefix: &[u8]) -> Made {
     Made { image, table, stubs }
 }
 
-/// `push %r12`
+/// Bytes of `push %r12`.
 const PUSH: [u8; 2] = [0x41, 0x54];
 
 #[test]
@@ -70,7 +70,7 @@ fn callers_are_found_from_every_instruction_of_x86_64() {
         let mut decoder = Decoder::with_ip(64, code, start, DecoderOptions::NONE);
         loop {
             let instruction = decoder.decode();
-            // Between stubs.
+            // The bytes between stubs are `int3`.
             if instruction.code() == Code::Int3 {
                 break;
             }
@@ -87,7 +87,7 @@ fn callers_are_found_from_every_instruction_of_x86_64() {
             };
             calls += usize::from(instruction.flow_control() == FlowControl::Call && depth == 16);
         }
-        // The call of the function, with an aligned stack.
+        // The stub calls the function, with an aligned stack.
         assert_eq!(calls, usize::from(number == 0));
     }
 }

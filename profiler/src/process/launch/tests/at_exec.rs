@@ -1,4 +1,4 @@
-//! Programs that the kernel side stops at their execs, while nobody traces them.
+//! Tests with programs that the kernel side stops at their execs, while nobody traces them.
 
 use std::io::Write as _;
 use std::os::fd::OwnedFd;
@@ -16,7 +16,8 @@ use crate::linux::spawn::resume_with_parent;
 use crate::object::fixture::Workshop;
 use crate::process::launch::{Launch, StartUpEnd};
 
-/// Executes itself after a line of input, with SIGCONT blocked on request. Then it exits with 5, if the signal is as it was.
+/// A program that executes itself after a line of input, with SIGCONT blocked on request. Then it exits with 5, if the signal is
+/// still as it was.
 const EXECUTES: &str = r#"
 #include <signal.h>
 #include <stdio.h>
@@ -48,7 +49,7 @@ fn attach_to(pid: Pid) -> (OwnedFd, StopNote) {
     attach(pid, &layout).expect("root may attach it; Linux 5.5 or later")
 }
 
-/// Has a program execute itself. Returns it at its exec, with the link by which it is stopped there, and the note of that.
+/// Makes a program execute itself. Returns its pid, the link by which it is stopped at its exec, and the note of the stop.
 #[expect(clippy::zombie_processes, reason = "the launch that holds it reaps it")]
 fn stopped(program: &Path, how: &str) -> (Pid, OwnedFd, StopNote) {
     let mut command = Command::new(program);
@@ -68,7 +69,7 @@ fn a_program_is_stepped_from_its_first_instruction_and_notices_nothing() {
     let workshop = Workshop::new();
     for flags in [&[][..], &["-static"]] {
         let program = workshop.compile("gcc", &format!("executes{}.c", flags.len()), EXECUTES, flags);
-        // It is held while it is about to stop, or when it has stopped.
+        // The program is held while it is about to stop, or when it has stopped.
         for (how, waits) in [("blocks", false), ("blocks", true), ("no", false), ("no", true)] {
             let (pid, _link, note) = stopped(&program, how);
             while waits && state(pid) != 'T' {
@@ -91,7 +92,7 @@ fn a_program_that_is_killed_at_its_exec_is_reaped() {
     for signal in [Signal::KILL, Signal::TERM] {
         let (pid, _link, note) = stopped(&program, "no");
         send(pid, signal);
-        // Without the signal's effect, which comes at the end of the stop or before.
+        // The signal takes effect at the end of the stop or before.
         match Launch::hold_at_exec(pid, &note) {
             Ok(mut launch) => assert_eq!(code(&mut launch), 128 + signal.as_raw()),
             Err(error) => {
@@ -102,7 +103,7 @@ fn a_program_that_is_killed_at_its_exec_is_reaped() {
     }
 }
 
-/// Nobody has stopped it, or its user has resumed it.
+/// The user has resumed the program, so that it is not stopped when it is held.
 #[test]
 fn a_program_that_runs_is_held_like_any_other() {
     let workshop = Workshop::new();

@@ -14,11 +14,11 @@ use crate::linux::signals::Inherited;
 use crate::object::fixture::Workshop;
 use crate::process::launch::shell_code;
 
-/// Where the program stores [`MARK`] before it exits.
+/// Address at which the program stores [`MARK`] before it exits.
 const MARK_ADDRESS: u64 = 0x1000_0000;
 const MARK: [u8; 8] = *b"it is me";
 
-/// The first argument is the way to exit; further ones are a program to execute.
+/// A program whose first argument is the way to exit; further ones are a program to execute.
 const EXITS: &str = r#"
     #define _GNU_SOURCE
     #include <errno.h>
@@ -115,7 +115,7 @@ fn step(launch: &mut Launch) {
     launch.follow_execs().expect("held");
 }
 
-/// The next stop; `None` once the program has ended.
+/// Returns the next stop; `None` once the program has ended.
 fn next(launch: &mut Launch) -> Option<ProgramStop> {
     let begun = Instant::now();
     loop {

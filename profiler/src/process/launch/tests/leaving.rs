@@ -1,4 +1,4 @@
-//! Detaching from processes in an uninterruptible wait.
+//! Tests of detaching from processes in an uninterruptible wait.
 
 use std::fs::read_to_string;
 use std::path::Path;
@@ -8,7 +8,7 @@ use crate::ids::Pid;
 use crate::object::fixture::Workshop;
 use crate::process::launch::{Launch, LaunchError, retry_releases, shell_code};
 
-/// Waits in `vfork` until its input ends.
+/// A program that waits in `vfork` until its input ends.
 const VFORKS: &str = "#include <unistd.h>\n\
     int main(void) { char c; if (vfork() == 0) { read(0, &c, 1); _exit(0); } return 4; }";
 
@@ -102,6 +102,6 @@ fn a_process_that_is_killed_during_its_wait_is_gone() {
     child.kill().expect("it lives");
     drop(child.stdin.take());
     retry();
-    // This process is its tracer and its parent: it has been reaped.
+    // This process is the program's tracer and its parent, so that the program has been reaped already.
     child.wait().expect_err("it is gone");
 }

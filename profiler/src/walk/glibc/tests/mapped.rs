@@ -1,4 +1,4 @@
-//! Blocks with mappings of their own, in made memory.
+//! Tests of blocks with mappings of their own, in synthetic memory.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +13,12 @@ use crate::walk::{Scene, Walk};
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;
 const PARAMETERS: u64 = DATA + 0x1000;
-/// In the low bits of a chunk's size.
+/// Flag of a mapped chunk in the low bits of its size.
 const MAPPED: u64 = 2;
 
 /// A library whose main arena has no memory, and counts that many mapped blocks of that many bytes.
 struct Made {
-    /// By address.
+    /// Words of memory by address.
     words: BTreeMap<u64, u64>,
     regions: Vec<Region>,
 }
@@ -52,7 +52,7 @@ impl Made {
         self.words.extend([(start + skip, skip), (start + skip + 8, size_bytes | MAPPED)]);
     }
 
-    /// Of memory, only pages that have words, and the module's, are there.
+    /// Walks memory in which only pages that have words are readable.
     fn walk(&self) -> Option<Walk> {
         let mut pages: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
         for (&at, word) in &self.words {
@@ -102,7 +102,7 @@ fn a_program_may_have_mapped_blocks_alone() {
 #[test]
 fn blocks_with_split_mappings_are_found() {
     let mut made = Made::new(2, 11 * MIB);
-    // The program's own memory, then a block with closed and read-only pages, then one with advice.
+    // The program's own memory comes first, then a block with closed and read-only pages, then one with advice.
     made.anonymous(HEAP, MIB);
     made.anonymous(HEAP + MIB, MIB);
     let closed = made.anonymous(HEAP + 2 * MIB, PAGE);
@@ -126,16 +126,16 @@ fn a_count_that_differs_is_a_gap() {
     made.check(&[(HEAP + 16, 2 * MIB - 16)], 1);
     let gap = &made.walk().expect("a heap").gaps[0];
     assert!(gap.contains("counts 3 blocks") && gap.contains("6291456 bytes, and 2 of 3145728 bytes"), "{gap}");
-    // The number is right, and the bytes are not.
+    // The number of blocks is right, and their bytes are not.
     made.count(&[0, 0, 2 << 32, 1 << 16 | 7 << 32, 0, 6 * MIB, 1 << 40, 0]);
     made.check(&[(HEAP + 16, 2 * MIB - 16)], 1);
-    // Off by less than a page, as in 2.43.
+    // The bytes differ by less than a page, as in 2.43.
     made.count(&[0, 0, 2 << 32, 1 << 16 | 7 << 32, 0, 3 * MIB + 32, 1 << 40, 0]);
     made.check(&[(HEAP + 16, 2 * MIB - 16), (HEAP + 5 * MIB + 16, MIB - 16)], 0);
-    // Before 2.35.
+    // Parameters as before 2.35.
     made.count(&[2 | 1 << 48, 5, 3 * MIB, 1 << 40, 0, 0]);
     made.check(&[(HEAP + 16, 2 * MIB - 16), (HEAP + 5 * MIB + 16, MIB - 16)], 0);
-    // Without a count, nothing proves that all were found.
+    // Without a count, nothing proves that all blocks were found.
     made.count(&[0; 8]);
     made.check(&[(HEAP + 16, 2 * MIB - 16)], 1);
 }
@@ -147,7 +147,7 @@ fn aligned_blocks_start_later_than_their_mappings() {
             let size = (alignment + 10 * MIB).next_multiple_of(PAGE);
             let mut made = Made::new(1, size);
             made.anonymous(first, size);
-            // What is left of the chunk that was aligned.
+            // What is left of the chunk from which the aligned block was cut.
             made.chunk(first, 0, size);
             let user = (first + 16 + 32_u64).next_multiple_of(alignment);
             made.chunk(first, user - 16 - first, size - (user - 16 - first));
@@ -158,7 +158,7 @@ fn aligned_blocks_start_later_than_their_mappings() {
 
 #[test]
 fn aligned_blocks_may_have_been_moved() {
-    // From where it was aligned to 64 MiB, and larger since.
+    // The block was moved from where it was aligned to 64 MiB, and has been larger since.
     let (skip, size) = (50 * MIB - 16, 200 * MIB);
     let mut made = Made::new(1, size);
     made.anonymous(HEAP, size);

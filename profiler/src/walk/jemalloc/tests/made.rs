@@ -1,4 +1,4 @@
-//! Synthetic heaps, word by word.
+//! Tests with synthetic heaps, which are built word by word.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ impl Made {
         self.0.extend((address..).step_by(8).zip(words.iter().map(|word| word.to_le_bytes())));
     }
 
-    /// A heap without extents.
+    /// Builds a heap without extents.
     fn new() -> Self {
         let mut made = Self::default();
         let unused = BASE + 0x40_0000;
@@ -36,7 +36,7 @@ impl Made {
         made
     }
 
-    /// An extent, the tree's words for its ends, and a bit for each free block.
+    /// Adds an extent, the tree's words for its ends, and a bit for each free block.
     fn extent(&mut self, number: u64, flags: u64, page: u64, bytes: u64, free: u64) {
         let own = EXTENTS + number * 128;
         self.words(own, &[0; 16]);
@@ -63,7 +63,8 @@ impl Made {
     }
 }
 
-/// A slab of 64 blocks of 64 bytes, all but three free; a large block of 16 KiB that begins behind its page; free pages.
+/// Builds a heap with a slab of 64 blocks of 64 bytes, all but three free; a large block of 16 KiB that begins behind its page;
+/// and free pages.
 fn small() -> Made {
     let mut made = Made::new();
     made.extent(0, SLAB | 4 << 20, 0, 4096, !0b1_0110);

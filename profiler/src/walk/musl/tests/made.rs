@@ -1,4 +1,4 @@
-//! Synthetic heaps, byte by byte.
+//! Tests with synthetic heaps, which are built byte by byte.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ const AREA: u64 = 0x5100_0000;
 const GROUPS: u64 = 0x7f00_0000_0000;
 const GROUPS_BYTES: u64 = 0x80_0000;
 const PAGE: usize = 4096;
-/// Classes by their slots' bytes.
+/// Class of slots of 64 bytes; the class of slots of 496 bytes follows.
 const OF_64: u64 = 3;
 const OF_496: u64 = 15;
 const LARGE: u64 = 63;
@@ -28,7 +28,7 @@ struct Made {
 }
 
 impl Made {
-    /// A heap without groups.
+    /// Builds a heap without groups.
     fn new() -> Self {
         let mut made = Self { pages: BTreeMap::new(), metas: 0 };
         made.words(DATA + 0x40, &[SECRET, 1 | 7 << 32, 0, AREA + 24, 101, 0, 0, AREA, AREA, AREA + 4096]);
@@ -48,7 +48,7 @@ impl Made {
         words.iter().zip((address..).step_by(8)).for_each(|(word, at)| self.put(at, &word.to_le_bytes()));
     }
 
-    /// A group and its meta.
+    /// Adds a group and its meta.
     fn group(&mut self, memory: u64, (available, freed): (u32, u32), slots: u64, class: u64, pages: u64) {
         let meta = AREA + 24 + 40 * self.metas;
         self.metas += 1;
@@ -57,7 +57,7 @@ impl Made {
         self.words(memory, &[meta]);
     }
 
-    /// A header before an address.
+    /// Writes a header before an address.
     fn header(&mut self, address: u64, units: u64, info: u8) {
         let [low, high, ..] = units.to_le_bytes();
         self.put(address - 4, &[0, info, low, high]);
@@ -101,7 +101,8 @@ fn span(start: u64, end: u64) -> Span {
     TargetAddr(start)..TargetAddr(end)
 }
 
-/// Four slots of 64 bytes in a page: one given out with 10 bytes, one freed, one with 60 bytes, one never used.
+/// Builds a heap with four slots of 64 bytes in a page: one given out with 10 bytes, one freed, one with 60 bytes, one never
+/// used.
 fn small() -> Made {
     let mut made = Made::new();
     made.group(GROUPS, (8, 2), 4, OF_64, 1);
@@ -135,7 +136,7 @@ fn displaced_blocks_are_found() {
     made.header(GROUPS + 16, 2, 7 << 5);
     made.header(GROUPS + 16 + 32, 2, 3 << 5);
     made.check(&[(16 + 32, 25), (16 + 128, 60)], 0);
-    // One that is being freed: its header is gone, its bit not.
+    // The block is being freed: its header is gone, its bit not.
     made.header(GROUPS + 16 + 32, 0, 0xff);
     made.check(&[(16 + 128, 60)], 0);
 }
@@ -150,7 +151,7 @@ fn nested_groups_are_walked() {
     made.header(inner + 16 + 4 * 64, 16, 4);
     let walk = made.check(&[(16 + 16 + 256, 60)], 0);
     assert_eq!(walk.areas, [span(AREA, AREA + 4096), span(GROUPS, GROUPS + 4096)]);
-    // A group without a slot that refers to it may be anything.
+    // A group to which no slot refers may be anything.
     made.header(inner, 0, 6 << 5 | 3);
     let walk = made.check(&[], 2);
     assert_eq!(walk.areas[1..], [span(GROUPS, GROUPS + 16), span(GROUPS + 16 + 496, GROUPS + 4096)]);
@@ -163,7 +164,7 @@ fn slots_with_overwritten_headers_are_in_no_area() {
     let walk = made.check(&[(16, 10)], 1);
     let hole = GROUPS + 16 + 128;
     assert_eq!(walk.areas[1..], [span(GROUPS, hole), span(hole + 64, GROUPS + 4096)]);
-    // What overruns its end is as large as it can be.
+    // A block that overruns its end is taken for as large as it can be.
     let mut made = small();
     made.put(GROUPS + 16 + 56, &[0x41; 5]);
     made.check(&[(16, 60), (16 + 128, 60)], 0);
@@ -176,7 +177,7 @@ fn large_blocks_are_found_at_any_alignment() {
     made.group(GROUPS, (0, 0), 1, LARGE, pages);
     let block = GROUPS + 0x20_0000;
     let units = (block - GROUPS - 16) / 16;
-    // What malloc had made of it before it was aligned is still there.
+    // The header that malloc wrote before the block was aligned is still there.
     made.header(GROUPS + 16, units & 0xffff, 7 << 5);
     made.header(GROUPS + 16 + (units & 0xffff) * 16, units & 0xffff, 5 << 5);
     let [a, b, c, d, ..] = units.to_le_bytes();
@@ -204,7 +205,7 @@ fn cyclic_lists_end() {
     let mut made = small();
     made.words(AREA + 8, &[AREA]);
     made.check(&[(16, 10), (16 + 128, 60)], 0);
-    // A group that lies in itself, and one that is larger than what is mapped.
+    // One group lies in itself, and one is larger than what is mapped.
     made.group(GROUPS + 4096 + 16, (0, 0), 1, OF_64, 0);
     made.header(GROUPS + 4096 + 16, 0, 6 << 5);
     made.group(GROUPS + 8192, (0, 0), 1, LARGE, 1 << 20);

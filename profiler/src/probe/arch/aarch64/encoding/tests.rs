@@ -1,4 +1,4 @@
-//! Encodings as GNU binutils assemble them.
+//! Tests of encodings, with instructions as GNU binutils assemble them.
 
 use super::*;
 

@@ -1,5 +1,5 @@
-//! Against the rules of several kernels, which are transcribed by their names there: masks and values of
-//! arch/arm64/include/asm/insn.h, conditions of arch/arm64/kernel/probes/decode-insn.c.
+//! Tests against the rules of several kernels. The masks and values are from arch/arm64/include/asm/insn.h, the conditions from
+//! arch/arm64/kernel/probes/decode-insn.c, with the names that these files use.
 
 use super::*;
 
@@ -17,7 +17,7 @@ struct Kernel {
     conditional_branch_mask: u32,
 }
 
-/// Debian's packages linux-source-5.10 (5.10.262), 6.1 (6.1.192), 6.12 (6.12.118) and 7.3 (7.3.4).
+/// Rules of the kernels in Debian's packages linux-source-5.10 (5.10.262), 6.1 (6.1.192), 6.12 (6.12.118) and 7.3 (7.3.4).
 const KERNELS: [Kernel; 4] = [
     Kernel {
         version: "5.10",
@@ -47,11 +47,11 @@ const KERNELS: [Kernel; 4] = [
 
 const BRANCH_SYS: (u32, u32) = (0x1c00_0000, 0x1400_0000);
 const ADR_ADRP: [(u32, u32); 2] = [(0x9f00_0000, 0x1000_0000), (0x9f00_0000, 0x9000_0000)];
-/// ldr, ldrsw and prfm.
+/// Masks and values of ldr, ldrsw and prfm.
 const LITERALS: [(u32, u32); 3] = [(0xbf00_0000, 0x1800_0000), (0xff00_0000, 0x9800_0000), (0xff00_0000, 0xd800_0000)];
 const EXCLUSIVE: (u32, u32) = (0x3f80_0000, 0x0800_0000);
 const MEMORY_OPERATIONS: (u32, u32) = (0x3b20_0c00, 0x1900_0400);
-/// b, bl, cbz, cbnz, tbz, tbnz, ret, br, blr.
+/// Masks and values of b, bl, cbz, cbnz, tbz, tbnz, ret, br and blr.
 const SIMULATED_BRANCHES: [(u32, u32); 9] = [
     (0xfc00_0000, 0x1400_0000),
     (0xfc00_0000, 0x9400_0000),
@@ -63,7 +63,7 @@ const SIMULATED_BRANCHES: [(u32, u32); 9] = [
     (0xffff_fc1f, 0xd61f_0000),
     (0xffff_fc1f, 0xd63f_0000),
 ];
-/// ret_auth, br_auth, blr_auth, msr_imm, msr_reg, exception, eret, eret_auth.
+/// Masks and values of ret_auth, br_auth, blr_auth, msr_imm, msr_reg, exception, eret and eret_auth.
 const REJECTED_SYSTEM: [(u32, u32); 8] = [
     (0xffff_fbff, 0xd65f_0bff),
     (0xfeff_f800, 0xd61f_0800),
@@ -138,7 +138,7 @@ fn is_refused_by_caution(word: Word) -> bool {
     is_vector_literal || is_trap || is_new_branch || is_system || is_unallocated || word.is_memory_operation()
 }
 
-/// Each combination of the upper 16 bits, with others below.
+/// Returns words with each combination of the upper 16 bits and some combinations of the lower ones.
 fn words() -> impl Iterator<Item = Word> {
     let low = [
         0x0000, 0x001f, 0x0010, 0x03c0, 0x0bff, 0x0c41, 0x201f, 0x233f, 0x245f, 0x33bf, 0x4220, 0x7c41, 0xd042, 0xfc1f,

@@ -7,7 +7,7 @@ use super::routine::{Stub, usize_of};
 use crate::arch::aarch64::{Control, INSTRUCTION_BYTES, Word};
 use crate::probe::arch::stub::{StubError, StubFunction};
 
-/// Executes the function from its entry. What depends on the address of an instruction is replaced.
+/// Executes the function from its entry. Instructions that depend on their own address are replaced.
 pub(super) fn continue_in(stub: &mut Stub, function: &StubFunction<'_>) -> Result<(), StubError> {
     let mut frame = Frame::default();
     let end = function.address + function.prefix.len() as u64;
@@ -50,7 +50,7 @@ fn move_instruction(stub: &mut Stub, word: Word, at: u64) -> Result<(), StubErro
     Ok(())
 }
 
-/// How the moved instructions have changed the frame.
+/// Changes of the frame by the moved instructions.
 #[derive(Default)]
 struct Frame {
     size_bytes: i32,
@@ -69,7 +69,7 @@ impl Frame {
         }
     }
 
-    /// Behind the jump, the frame is as at the entry.
+    /// Jumps to an address of the function. Behind the jump, the frame is as at the entry.
     fn jump(self, stub: &mut Stub, target: u64) {
         dynasm!(stub.asm ; .arch aarch64 ; b extern usize_of(target));
         if self.size_bytes != 0 {

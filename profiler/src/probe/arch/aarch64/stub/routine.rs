@@ -41,13 +41,13 @@ impl Stub {
         u32::try_from(self.asm.offset().0).unwrap_or(u32::MAX)
     }
 
-    /// Changes of the frame by the last instruction.
+    /// Notes changes of the frame by the last instruction.
     pub(super) fn frame(&mut self, changes: impl IntoIterator<Item = CallFrameInstruction>) {
         let offset = self.offset();
         self.frames.extend(changes.into_iter().map(|change| (offset, change)));
     }
 
-    /// An instruction for a probe.
+    /// Adds an instruction for a probe.
     pub(super) fn site(&mut self, site: Site) {
         self.sites.push(StubSite { offset: self.offset().into(), site });
         dynasm!(self.asm ; .arch aarch64 ; nop);
@@ -72,7 +72,7 @@ impl Stub {
 
     /// Loads an address within 4 GiB.
     pub(super) fn load_address(&mut self, register: u8, address: u64) {
-        // Of another address, the assembler takes the next page.
+        // For an address that is not aligned, the assembler takes the next page.
         let page = usize_of(address & !0xfff);
         dynasm!(self.asm
             ; .arch aarch64
@@ -82,7 +82,7 @@ impl Stub {
     }
 }
 
-/// So many low bits of a word.
+/// The lowest `bits` bits of a word.
 pub(super) fn low(word: u64, bits: u32) -> u32 {
     u32::try_from(word & ((1 << bits) - 1)).unwrap_or(0)
 }

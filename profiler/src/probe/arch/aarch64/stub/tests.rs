@@ -1,4 +1,4 @@
-//! Stubs, executed.
+//! Tests that execute stubs.
 
 mod machine;
 
@@ -93,7 +93,8 @@ impl Call {
         self
     }
 
-    /// Whether the call reaches the probe; otherwise it continues in the function. Either way, it finds what the caller has passed.
+    /// Returns whether the call reaches the probe; otherwise it continues in the function. Either finds what the caller has
+    /// passed.
     fn is_probed(&mut self) -> bool {
         let before = self.machine.x;
         let ends: Vec<u64> = self.entries.iter().copied().chain([FUNCTION]).collect();
@@ -171,7 +172,7 @@ fn calls_count_their_bytes_down() {
     assert!(!last.is_probed() && last.countdown() == 0);
     let mut sampled = Call::new(&MALLOC, &[1]).with_countdown(0, interval);
     assert!(sampled.is_probed() && sampled.interval_code() == u64::from(interval.code()));
-    // Large ones are sampled in any case.
+    // Large blocks are sampled in any case.
     let mut large = Call::new(&MALLOC, &[4096]).with_countdown(1 << 20, interval);
     assert!(large.is_probed());
     let by_thread = SlotIndex::Thread(4);
@@ -215,7 +216,7 @@ fn sizes_are_products_and_whole_pages() {
     };
     let calloc = StubFunction { size: 1, count: Some(0), ..MALLOC };
     assert_eq!(used(&calloc, &[7, 9]), 63);
-    // It will fail.
+    // The call will fail.
     assert_eq!(used(&calloc, &[1 << 32, 1 << 32]), 0);
     let pvalloc = StubFunction { page_rounded: true, ..MALLOC };
     assert_eq!(used(&pvalloc, &[1]), 16384);
@@ -242,7 +243,7 @@ fn functions_that_may_throw_are_called_in_a_form_that_does_not() {
         assert_eq!((call.interval_code(), call.machine.x[30]), (interval.code().into(), CALLER));
         assert_eq!(call.machine.run_to(&[NOTHROW]), NOTHROW);
         assert_eq!(call.machine.x[0], 100);
-        // It may change all registers that belong to the callee.
+        // The nothrow function may change all registers that a call need not preserve.
         let back = call.machine.x[30];
         call.machine.x[..19].fill(7);
         (call.machine.x[0], call.machine.pc) = (result, back);
@@ -251,7 +252,7 @@ fn functions_that_may_throw_are_called_in_a_form_that_does_not() {
         (end, call.machine.x[0], call.machine.long(at(slot::LEFT)))
     };
     assert_eq!(end(&mut with_handler(0), 0x5000), (CALLER, 0x5000, 0));
-    // It fails, and the function itself is called.
+    // If the nothrow function fails, the function itself is called.
     let mut failed = with_handler(0);
     assert_eq!(end(&mut failed, 0), (FUNCTION, 100, 1));
     assert_eq!(failed.machine.x[1], 8);
@@ -279,7 +280,7 @@ fn reallocations_free_and_allocate() {
     assert_eq!(call(1000, true), (true, 0, 900));
     let (is_probed, code, _) = call(0, false);
     assert_eq!((is_probed, code), (true, interval.code().into()));
-    // Those of null are allocations.
+    // Calls with a null pointer are allocations.
     let mut null = Call::new(&REALLOC, &[0, 100]);
     assert_eq!(null.machine.run_to(&[SIMPLER, FUNCTION]), SIMPLER);
     assert_eq!(null.machine.x[0], 100);

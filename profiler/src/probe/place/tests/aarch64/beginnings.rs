@@ -1,4 +1,4 @@
-//! First instructions of functions, and the placement of their probes.
+//! Tests with first instructions of functions, and the placement of their probes.
 
 use profiler_common::arch::aarch64::{X0, X1, X2, X3, X4, X19};
 
@@ -41,7 +41,7 @@ fn frees_are_probed_at_their_test_for_null() {
 
 #[test]
 fn frames_must_not_be_made_yet_if_a_stack_is_captured() {
-    // glibc 2.36: the frame is made at once; and signed first.
+    // glibc 2.36 makes the frame at once; then the same with a signed return address.
     check_entry("malloc", &[0xa9bc_7bfd, 0x9100_03fd, ADRP, RET]);
     check_entry("malloc", &[PACIASP, 0xa9bc_7bfd, ADRP, RET]);
     check_entry("malloc", &[BTI, PACIASP, ADRP, RET]);
@@ -77,7 +77,7 @@ fn copies_of_arguments_are_found() {
     assert_eq!(check("realloc", &words, 0, "adrp x3, 0x1d000").size, X1);
     // mov x19, x0; mov x0, xzr
     assert_eq!(check("free", &[0xaa00_03f3, 0xaa1f_03e0, ADRP], 8, "adrp x9, 0x1000").pointer, Some(X19));
-    // Through the stack pointer, and back.
+    // The pointer is moved through the stack pointer, and back.
     assert_eq!(check("free", &[0x9100_001f, 0xd280_0000, 0x9100_03e3, ADRP], 12, "adrp x9, 0x1000").pointer, Some(X3));
     let swapped = [0xaa00_03e4, 0xaa01_03e0, 0xaa04_03e1, ADRP]; // x4 = x0, x0 = x1, x1 = x4
     let calloc = check("calloc", &swapped, 12, "adrp x9, 0x1000");

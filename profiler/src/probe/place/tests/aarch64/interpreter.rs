@@ -9,13 +9,13 @@ use super::*;
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Move(u32, u32),
-    /// `add` of 0, of the stack pointer too.
+    /// `add` of 0, which can have the stack pointer as an operand.
     MoveOrStack(u32, u32),
     MoveNarrow(u32, u32),
     Constant(u32, u16),
-    /// The second of four parts of a register.
+    /// Replaces the second of the four parts of a register.
     Insert(u32, u16),
-    /// Of the stack pointer too.
+    /// `add` of a constant, which can have the stack pointer as an operand.
     Add(u32, u32, u16),
     AddRegister(u32, u32, u32),
     Multiply(u32, u32, u32),
@@ -26,17 +26,17 @@ enum Op {
     LoadPair(u32, u32, u64),
     LoadBehind(u32, u32, u64),
     Store(u32, u32),
-    /// Pre-indexed, as at the beginning of a function.
+    /// A store of two registers that is pre-indexed, as at the beginning of a function.
     StorePair(u32, u32),
     Thread(u32),
     Landing,
     Sign,
-    /// Emulated: `adrp` and `cbz` with its distance in instructions.
+    /// `adrp`, which is emulated; so is `cbz` below, with its distance in instructions.
     Page(u32),
     BranchIfZero(u32, i8),
 }
 
-/// Registers, and the stack pointer as the last. Return addresses are [`LINK`].
+/// Values of the registers, the last of which is the stack pointer. [`LINK`] has the return address.
 type Registers = [u64; 32];
 const LINK: usize = 30;
 const STACK: usize = 31;
@@ -44,7 +44,7 @@ const SAVED: u64 = 0x1111;
 
 struct Machine {
     registers: Registers,
-    /// Another register or memory has the return address of the entry.
+    /// Whether another register or memory has the return address of the entry.
     has_saved_link: bool,
 }
 
@@ -162,7 +162,7 @@ fn any_op() -> impl Strategy<Value = Op> {
     prop_oneof![6 => copies, 3 => spoilers, 2 => others, 1 => emulated]
 }
 
-/// Values that differ in every byte.
+/// Returns register values that differ in every byte.
 fn distinct() -> Registers {
     let mut registers: Registers =
         std::array::from_fn(|number| (number as u64 + 1).wrapping_mul(0x1111_1111_1111_1111) ^ 0x8040_2010_0804_0201);

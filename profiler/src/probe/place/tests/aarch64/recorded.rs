@@ -1,4 +1,4 @@
-//! First instructions of the functions of Debian's allocators for arm64, with the placements of their probes.
+//! Tests with first instructions of the functions of Debian's allocators for arm64, with the placements of their probes.
 //!
 //! `recorded.txt` has a section for each library, and in it for each function the offset of its probe, the instruction there, what
 //! the probe costs, the registers of size, count and pointer, and the instructions. Functions at the same address are listed once.
@@ -13,9 +13,9 @@ use crate::object::symbols::{Search, defined_functions};
 use crate::probe::arch::aarch64::disagreement;
 
 const RECORDED: &str = include_str!("recorded.txt");
-/// The folder whose libraries are recorded, each named as its section.
+/// Environment variable with the folder of the libraries to be recorded, each named like its section.
 const FOLDER: &str = "HEAPBPF_ARM64_LIBRARIES";
-/// Instructions that are recorded of a function, unless its probe is behind them.
+/// Number of instructions that are recorded of a function, unless its probe is behind them.
 const RECORDED_MAX: usize = 8;
 
 fn describe(spec: &HookSpec, placement: &Placement) -> String {
@@ -44,7 +44,7 @@ fn words(bytes: &[u8]) -> Vec<u32> {
     bytes.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect()
 }
 
-/// Sections, and their lines: function, address, placement and instructions.
+/// Iterates over the lines with their sections: function, address, placement and instructions.
 fn lines() -> impl Iterator<Item = (&'static str, &'static str, LinkAddr, &'static str, Vec<u32>)> {
     let mut section = "";
     RECORDED.lines().filter_map(move |line| {
@@ -78,7 +78,7 @@ fn the_kernel_treats_recorded_instructions_as_expected() {
     assert_eq!(all.into_iter().find_map(disagreement), None);
 }
 
-/// The code of each hooked function of a library.
+/// Returns the code of each hooked function of a library.
 fn functions_of(path: &Path) -> BTreeMap<u64, (HookSpec, Code)> {
     let mut modules = ModuleStore::default();
     let id = modules.intern_path(path).expect("it opens");

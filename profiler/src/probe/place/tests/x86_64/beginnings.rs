@@ -1,4 +1,4 @@
-//! First instructions of functions, and the placement of their probes.
+//! Tests with first instructions of functions, and the placement of their probes.
 
 use super::*;
 use profiler_common::arch::x86_64::{R8, RAX, RBX, RCX, RDI, RDX, RSI};
@@ -187,7 +187,7 @@ fn jump_targets_are_not_probed() {
     check("free", "4885ff 7402 ebf9 c3", 3, "je 0x1007");
     // A target behind it is allowed, and so is the jump's own target.
     check("free", "4885ff 7401 90 ebfd c3", 3, "je 0x1006");
-    // By a call, a conditional jump of 32 bits, xbegin and a loop.
+    // Here the target is that of a call, a conditional jump of 32 bits, xbegin or a loop.
     check_entry("free", "4885ff 7406 e8 f9ffffff c3");
     check_entry("free", "4885ff 7406 0f84 f8ffffff c3");
     check_entry("free", "4885ff 7406 c7f8 f8ffffff c3");
@@ -200,7 +200,7 @@ fn untraceable_jumps_keep_the_probe_at_the_entry() {
     check_entry("free", "4885ff 7402 ff24c500100000"); // jmp *0x1000(,%rax,8)
     check_entry("free", "4885ff 7402 3effe0"); // notrack jmp *%rax
     check_entry("free", "4885ff 7402 ff27"); // jmp *(%rdi)
-    // Through a fixed slot, to another function.
+    // A jump through a fixed slot leads to another function.
     check("free", "4885ff 7402 ff2500000000", 3, "je 0x1007");
     // Bytes that cannot be decoded may hide jumps, and so may a truncated instruction.
     check_entry("free", "4885ff 7402 06 c3");

@@ -16,13 +16,13 @@ use super::*;
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Move64(usize, usize),
-    /// The encoding with exchanged operands.
+    /// `mov` of 64 bits in the encoding with exchanged operands.
     Move64Loading(usize, usize),
     Move32(usize, usize),
     Move16(usize, usize),
-    /// The lowest byte.
+    /// `mov` of the lowest bytes.
     Move8(usize, usize),
-    /// Bits 8 to 16 of one of the first four registers, from the lowest byte of another.
+    /// `mov` of the lowest byte of a register to bits 8 to 16 of one of the first four registers.
     MoveHigh(usize, usize),
     Exchange64(usize, usize),
     Exchange64Rax(usize),
@@ -42,12 +42,12 @@ enum Op {
     JumpIf(i8),
 }
 
-/// Registers.
+/// Values of the registers.
 type Registers = [u64; 16];
 const STACK: usize = 4;
 
 impl Op {
-    /// `REX.W`-style prefix for a ModRM byte of two registers, then the opcode, then that byte.
+    /// Returns a `REX.W`-style prefix for a ModRM byte of two registers, the opcode, and that byte.
     fn two(prefix: u8, opcode: &[u8], reg: usize, rm: usize) -> Vec<u8> {
         let rex = prefix | if reg > 7 { 4 } else { 0 } | u8::from(rm > 7);
         let modrm = 0xc0 | ((reg as u8 & 7) << 3) | (rm as u8 & 7);
@@ -155,7 +155,7 @@ fn any_op() -> impl Strategy<Value = Op> {
     prop_oneof![6 => copies, 3 => spoilers, 1 => others, 1 => emulated]
 }
 
-/// The offsets of the operations, and all bytes with a final `ret`.
+/// Returns the offsets of the operations, and all bytes with a final `ret`.
 fn assemble(ops: &[Op]) -> (Vec<usize>, Vec<u8>) {
     let mut bytes = Vec::new();
     let mut offsets = Vec::new();
@@ -167,7 +167,7 @@ fn assemble(ops: &[Op]) -> (Vec<usize>, Vec<u8>) {
     (offsets, bytes)
 }
 
-/// Values that differ in every byte.
+/// Returns register values that differ in every byte.
 fn distinct() -> Registers {
     std::array::from_fn(|number| (number as u64 + 1).wrapping_mul(0x1111_1111_1111_1111) ^ 0x8040_2010_0804_0201)
 }

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-/// Registers and memory; instructions are in memory too.
+/// Registers and memory; memory contains the instructions, too.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Machine {
-    /// 31 is the stack pointer.
+    /// Registers; number 31 is the stack pointer.
     pub(super) x: [u64; 32],
     pub(super) pc: u64,
     pub(super) thread_pointer: u64,
-    /// Words of 4 bytes.
+    /// Memory, in words of 4 bytes by address.
     words: BTreeMap<u64, u32>,
     /// Result of the last comparison: negative, zero, carry, overflow.
     flags: [bool; 4],
@@ -39,7 +39,7 @@ impl Machine {
         u64::from(self.word(address)) | u64::from(self.word(address + 4)) << 32
     }
 
-    /// Executes up to one of these addresses, and returns it.
+    /// Executes instructions up to one of these addresses, and returns the address.
     pub(super) fn run_to(&mut self, addresses: &[u64]) -> u64 {
         for _ in 0..1000 {
             if addresses.contains(&self.pc) {
@@ -87,7 +87,7 @@ impl Machine {
         }
     }
 
-    /// One instruction. Encodings: Arm Architecture Reference Manual, C6.2.
+    /// Executes one instruction. Encodings: Arm Architecture Reference Manual, C6.2.
     fn step(&mut self) {
         let word = Word(self.word(self.pc));
         self.pc = self.pc.wrapping_add(4);
@@ -95,7 +95,7 @@ impl Machine {
         assert!(is_known, "{:#010x} at {:#x}", word.0, self.pc - 4);
     }
 
-    /// Branches and system registers.
+    /// Executes branches and accesses of system registers.
     fn branch(&mut self, word: Word) -> bool {
         let [d, n, ..] = word.registers();
         match word.0 {
@@ -139,7 +139,7 @@ impl Machine {
         true
     }
 
-    /// Calculations with a constant.
+    /// Executes calculations with a constant.
     fn constant(&mut self, word: Word) -> bool {
         let [d, n, _, m] = word.registers();
         let base = self.x[n as usize];
@@ -204,7 +204,7 @@ impl Machine {
         true
     }
 
-    /// Calculations with registers.
+    /// Executes calculations with registers.
     fn register(&mut self, word: Word) -> bool {
         let [d, n, _, m] = word.registers();
         match word.0 {
@@ -255,7 +255,7 @@ impl Machine {
         true
     }
 
-    /// Loads and stores.
+    /// Executes loads and stores.
     fn memory(&mut self, word: Word) -> bool {
         let ([d, n, a, m], is_long) = (word.registers(), word.is_long());
         let base = self.x[n as usize];
@@ -327,17 +327,17 @@ impl Word {
         i64::from((self.0 << (32 - from - count)).cast_signed() >> (32 - count)).cast_unsigned()
     }
 
-    /// The target of a branch at this address.
+    /// Returns the target of a branch at this address.
     fn relative(self, address: u64, from: u32, count: u32) -> u64 {
         address.wrapping_add(self.signed(from, count).wrapping_mul(4))
     }
 
-    /// Numbers of its registers: result, first source, third source or second result, second source.
+    /// Returns the numbers of the instruction's registers: result, first source, third source or second result, second source.
     fn registers(self) -> [u32; 4] {
         [0, 5, 10, 16].map(|from| self.bits(from, 5))
     }
 
-    /// Whether it computes 64 bits.
+    /// Returns whether the instruction computes 64 bits.
     fn is_long(self) -> bool {
         self.bits(31, 1) == 1
     }
