@@ -4,8 +4,9 @@
 //! describes the probe. The entry points do not use aya's `#[uprobe]`, because that macro drops the program's return value,
 //! which a session probe needs to skip the return.
 //!
-//! Layers, each using only those before it: `asm`, `config`, `helpers`, `layout`, `arch` ← `maps`, `frames` ← `call`, `scratch`, `emit`, `inflight`, `seen` ←
-//! `limits`, `sample`, `window`, `code`, `machine` ← `cpython`, `hotspot`, `v8` ← `ruby` ← `interpreter` ← `walk` ← `copy` ← `live`, `stack` ← `remap`, `process` ← `hook`.
+//! `hook` and `process` have what the entry points call. `sample` decides about a call, `walk` unwinds its stack with the files of
+//! the interpreters, and `emit` writes records. The files of one walk use each other: a stack of an interpreter continues in native
+//! frames, and these in another interpreter.
 
 #![no_std]
 #![no_main]
