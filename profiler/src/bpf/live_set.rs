@@ -4,6 +4,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use aya::maps::{HashMap, Map, MapData, MapError};
@@ -154,12 +155,16 @@ impl Kernel {
         }
     }
 
-    fn filter(&self) -> Result<SharedWords, LoadError> {
+    fn filter(&self) -> Result<Arc<SharedWords>, LoadError> {
+        if let Some(filter) = self.filter.get() {
+            return Ok(Arc::clone(filter));
+        }
         let Map::Array(data) = self.map(FILTER)? else {
             return Err(LoadError::Missing(FILTER));
         };
         let failed = |error| LoadError::Map { name: FILTER, source: MapError::IoError(error) };
-        SharedWords::new(data.fd(), LIVE_FILTER_SLOTS).map_err(failed)
+        let filter = SharedWords::new(data.fd(), LIVE_FILTER_SLOTS).map_err(failed)?;
+        Ok(Arc::clone(self.filter.get_or_init(|| Arc::new(filter))))
     }
 }
 
@@ -167,7 +172,7 @@ impl Kernel {
 /// drains the ring.
 pub struct LiveReader {
     live: OwnedFd,
-    filter: SharedWords,
+    filter: Arc<SharedWords>,
     /// Whether the filter excludes no block.
     is_open: AtomicBool,
 }

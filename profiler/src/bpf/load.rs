@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use aya::maps::{Array, MapData};
@@ -24,7 +25,7 @@ use super::ring::Ring;
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid};
 use crate::linux::bpf::{AttachType, supports};
-use crate::linux::bpf_map::{read_hash, remove_hash, write_hash};
+use crate::linux::bpf_map::{SharedWords, read_hash, remove_hash, write_hash};
 use crate::linux::exec_stop::ExecStopLayout;
 use crate::linux::memory::{map_count_max, page_bytes};
 use crate::linux::uprobe::UPROBE_SOURCE;
@@ -133,6 +134,8 @@ pub struct Kernel {
     stub: Option<OwnedFd>,
     pub(super) task_layout: Result<TaskLayout, LayoutError>,
     features: Features,
+    /// Filter of the live set, mapped when it is first needed: to map it takes a tenth of a millisecond.
+    pub(super) filter: OnceLock<Arc<SharedWords>>,
 }
 
 impl Kernel {
@@ -196,7 +199,7 @@ impl Kernel {
         } else {
             None
         };
-        Ok(Self { ebpf, programs, stub, task_layout, features })
+        Ok(Self { ebpf, programs, stub, task_layout, features, filter: OnceLock::new() })
     }
 
     pub fn take_ring(&mut self) -> Result<Ring, LoadError> {

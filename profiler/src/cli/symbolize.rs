@@ -73,7 +73,7 @@ fn pprof(args: &ConvertArgs) -> Result<u8> {
     let outputs = outputs.collect::<Result<Vec<_>>>()?;
     if let Some(other) = outputs.iter().find(|output| output.format() != Format::Pprof) {
         return Err(usage(format!(
-            "`{name}` is a pprof file, of which `{}` cannot be made; use `-o x.pb.gz`",
+            "cannot convert the pprof file `{name}` to `{}`: only pprof output is possible; use `-o x.pb.gz`",
             other.format()
         )));
     }

@@ -188,8 +188,9 @@ fn jobs<'a>(pieces: &[Piece], mut buffer: &'a mut [u8]) -> VecDeque<Job<'a>> {
 }
 
 fn copy_all(pid: Pid, jobs: VecDeque<Job<'_>>, limit: Option<StopLimit>) -> Result<Vec<Span>, CollectError> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = cores.min(THREADS_MAX).min(jobs.len());
+    // The number of cores is read from several files of the control group.
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = if jobs.len() > 1 { cores().min(THREADS_MAX).min(jobs.len()) } else { 1 };
     let (jobs, unread) = (Mutex::new(jobs), Mutex::new(Vec::new()));
     let work = || -> Result<(), CollectError> {
         loop {

@@ -277,6 +277,7 @@ pub(crate) fn write_mapped<V: Pod>(map: impl AsFd, first: u32, values: &[V]) -> 
 }
 
 /// An array map of words in which the kernel side counts concurrently, with atomic instructions.
+#[derive(Debug)]
 pub(crate) struct SharedWords {
     mapped: MmapRaw,
     count: usize,

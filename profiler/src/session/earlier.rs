@@ -3,6 +3,9 @@
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -56,7 +59,7 @@ pub(super) struct Pending {
     pub(super) stale: StaleBlocks,
     /// Whether the process has executed another program since it was stopped.
     is_void: bool,
-    pub(super) walker: Option<JoinHandle<Walked>>,
+    pub(super) walker: Option<Walker>,
 }
 
 /// A block allocated before recording started.
@@ -96,6 +99,37 @@ impl Walked {
             gaps: self.gaps.clone(),
             error: self.error.clone(),
         }
+    }
+}
+
+/// The thread that walks a heap.
+pub(super) struct Walker {
+    thread: JoinHandle<Walked>,
+    /// Set when the walk is done, just before the thread exits.
+    is_done: Arc<AtomicBool>,
+}
+
+impl Walker {
+    /// Starts a walk. Unparks the calling thread when it is done.
+    pub(super) fn start(walk: impl FnOnce() -> Walked + Send + 'static) -> io::Result<Self> {
+        let is_done = Arc::new(AtomicBool::new(false));
+        let (done, waiter) = (Arc::clone(&is_done), std::thread::current());
+        let thread = std::thread::Builder::new().name("inventory".to_owned()).spawn(move || {
+            let walked = walk();
+            done.store(true, Ordering::Release);
+            waiter.unpark();
+            walked
+        })?;
+        Ok(Self { thread, is_done })
+    }
+
+    /// Whether [`join`](Self::join) does not wait: the walk is done, or has panicked.
+    pub(super) fn has_ended(&self) -> bool {
+        self.is_done.load(Ordering::Acquire) || self.thread.is_finished()
+    }
+
+    pub(super) fn join(self) -> std::thread::Result<Walked> {
+        self.thread.join()
     }
 }
 
@@ -177,7 +211,7 @@ impl Inventories {
 
     pub(super) fn is_walked(&self) -> bool {
         let walker = self.pending.as_ref().and_then(|pending| pending.walker.as_ref());
-        walker.is_some_and(JoinHandle::is_finished)
+        walker.is_some_and(Walker::has_ended)
     }
 
     /// Gives up the inventory of a process that executes another program.

@@ -17,7 +17,7 @@ pub(super) enum Unsupported {
     NoVersion,
     #[error("thread-safe builds of PHP (ZTS) are not supported")]
     ThreadSafe,
-    #[error("where PHP has its frames is unknown: `zend_is_executing` has unexpected code")]
+    #[error("cannot locate PHP's frames: `zend_is_executing` has unexpected code")]
     NoFrames,
 }
 

@@ -16,7 +16,7 @@ pub(super) enum Unsupported {
     NoVersion,
     #[error("free-threaded CPython is not supported")]
     FreeThreaded,
-    #[error("where the C library has its data of threads is unknown: `pthread_self` is missing or has unexpected code")]
+    #[error("cannot locate the C library's thread-local storage: `pthread_self` is missing or has unexpected code")]
     NoControlBlock,
     #[error("its memory cannot be read")]
     Unreadable,

@@ -12,7 +12,6 @@
 //! thread was stopped before `free` had worked, is left out. Blocks that were sampled before the stop are part of the
 //! walked heap, and are removed, except blocks that are as large as the interval: all of those are known.
 
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use profiler_common::counter::Counter;
@@ -35,7 +34,7 @@ use crate::linux::proc::stat::Stat;
 use crate::linux::{bpf, clock, signals};
 use crate::model::Inventory;
 use crate::report::text;
-use crate::session::earlier::{Earlier, Pending, Walked, aside, walk_heaps};
+use crate::session::earlier::{Earlier, Pending, Walked, Walker, aside, walk_heaps};
 use crate::session::target::Target;
 use crate::units::{Amounts, EstimatedBytes};
 use crate::{keeper, walk};
@@ -53,7 +52,6 @@ const WAIT: Duration = Duration::from_micros(500);
 /// its walk, which takes 1 to 4 ms for that much memory.
 const HELD_RESIDENT_BYTES: u64 = 4 << 20;
 const HELD_WALK_MAX: Duration = Duration::from_millis(10);
-const HELD_WAIT: Duration = Duration::from_micros(100);
 
 /// Number of blocks to insert between two reads of the ring buffer: at first, and when the process has filled it once
 /// meanwhile.
@@ -146,7 +144,7 @@ impl Session {
         }
         let blocks_max = self.inventory_blocks_max(&heaps);
         let work = move || walk_heaps(&collected, &heaps, &known, blocks_max);
-        let walker = std::thread::Builder::new().name("inventory".to_owned()).spawn(work);
+        let walker = Walker::start(work);
         let Some(pending) = &mut self.inventories.pending else { return };
         pending.tries += 1;
         match walker {
@@ -161,12 +159,13 @@ impl Session {
     /// Waits for the walk of a process that is stopped, unless that takes long, enters its blocks, and resumes it.
     fn await_walk(&mut self, held: Held) {
         let begun = Instant::now();
-        while !self.inventories.is_walked() && begun.elapsed() < HELD_WALK_MAX {
-            std::thread::sleep(HELD_WAIT);
+        while !self.inventories.is_walked()
+            && let Some(rest) = HELD_WALK_MAX.checked_sub(begun.elapsed()).filter(|rest| !rest.is_zero())
+        {
+            std::thread::park_timeout(rest);
         }
         let Some(pending) = &mut self.inventories.pending else { return };
-        let is_walked = pending.walker.as_ref().is_some_and(JoinHandle::is_finished);
-        let walked = pending.walker.take_if(|_| is_walked).map(JoinHandle::join);
+        let walked = pending.walker.take_if(|walker| walker.has_ended()).map(Walker::join);
         let entered = walked.as_ref().and_then(|walked| self.enter_held(walked.as_ref().ok()?));
         let released = held.release();
         self.note_pause(released.as_ref().copied().unwrap_or_default());
