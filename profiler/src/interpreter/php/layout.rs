@@ -57,7 +57,7 @@ impl Version {
 
 /// Offsets of `filename` and `line_start`, by minor version. 8.2 added a pointer and an integer before them, 8.3 ordered these without
 /// padding, 8.4 added two pointers.
-pub(super) const VERSIONS: Versions<[u16; 2]> = Versions {
-    major: 8,
-    minors: &[(0, [144, 152]), (1, [144, 152]), (2, [152, 160]), (3, [144, 152]), (4, [168, 176]), (5, [168, 176])],
-};
+pub(super) const VERSIONS: Versions<[u16; 2]> = Versions::new(
+    8,
+    &[(0, [144, 152]), (1, [144, 152]), (2, [152, 160]), (3, [144, 152]), (4, [168, 176]), (5, [168, 176])],
+);

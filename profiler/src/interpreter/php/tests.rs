@@ -23,7 +23,7 @@ fn version_of(text: &str) -> Version {
 
 #[test]
 fn known_versions_have_offsets() {
-    for (minor, _) in VERSIONS.minors {
+    for (minor, _) in VERSIONS.minors() {
         let php = version_of(&format!("8.{minor}.1")).php().expect("known");
         assert!(usize::from(php.function_line) + 4 <= profiler_common::php::FUNCTION_WORDS * 8);
     }

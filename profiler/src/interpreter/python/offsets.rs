@@ -169,9 +169,9 @@ const SHIMS: Interpreter = Interpreter {
     ..FRAMES
 };
 
-const VERSIONS: Versions<Known> = Versions {
-    major: 3,
-    minors: &[
+const VERSIONS: Versions<Known> = Versions::new(
+    3,
+    &[
         (8, Known { holder: Some(1368), key: 1396, offsets: OBJECTS, published: None }),
         (9, Known { holder: Some(568), key: 588, offsets: OBJECTS, published: None }),
         (
@@ -194,7 +194,7 @@ const VERSIONS: Versions<Known> = Versions {
         (13, Known { holder: None, key: 2164, offsets: SHIMS, published: Some(POSITIONS_3_13) }),
         (14, Known { holder: None, key: 2340, offsets: SHIMS, published: Some(POSITIONS_3_14) }),
     ],
-};
+);
 
 /// Bytes of `_Py_DebugOffsets` that are read.
 pub(super) const DEBUG_OFFSETS_BYTES: usize = 760;
@@ -323,7 +323,7 @@ mod tests {
 
     #[test]
     fn a_frame_contains_what_is_read_of_it() {
-        for (minor, known) in VERSIONS.minors {
+        for (minor, known) in VERSIONS.minors() {
             let Interpreter { frame_bytes, frame_previous, frame_code, frame_instruction, frame_owner, .. } =
                 known.offsets;
             assert_eq!(frame_bytes % 8, 0);

@@ -53,8 +53,7 @@ const THIRD: Layout = Layout { lines: 112, flags: 0, ..SECOND };
 const FOURTH: Layout = Layout { frame_bytes: 56, ..THIRD };
 const FIFTH: Layout = Layout { flags: NAMES_OWNERS, ..FOURTH };
 
-const VERSIONS: Versions<Layout> =
-    Versions { major: 3, minors: &[(0, FIRST), (1, SECOND), (2, THIRD), (3, FOURTH), (4, FIFTH)] };
+const VERSIONS: Versions<Layout> = Versions::new(3, &[(0, FIRST), (1, SECOND), (2, THIRD), (3, FOURTH), (4, FIFTH)]);
 
 #[cfg(test)]
 mod tests {
