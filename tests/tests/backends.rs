@@ -21,7 +21,18 @@ fn profile_without(source: &str, backend: &str, features: &str) -> (Target, Repo
     let mut target = Target::start(source);
     let mut command = Command::new(binary());
     command.env("HEAPBPF_WITHOUT", features).args(["--pid", &target.pid().to_string(), "--no-inventory"]);
-    command.args(["--on-overload", "drop", "--interval", "1", "--backend", backend, "-o", "out.json"]);
+    // Without the kernel's type information, or reads of its memory, forks cannot be followed.
+    command.args([
+        "--on-overload",
+        "drop",
+        "--interval",
+        "1",
+        "--backend",
+        backend,
+        "--no-follow-fork",
+        "-o",
+        "out.json",
+    ]);
     let mut heapbpf = Heapbpf::with_command(command);
     let session = heapbpf.start();
     let ledger = target.work("go");

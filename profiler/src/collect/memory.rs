@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use memmap2::MmapMut;
 use profiler_common::limits::PAGE_BYTES;
@@ -46,13 +47,24 @@ fn around(spans: &[Span], address: TargetAddr) -> Option<&Span> {
     between(spans, address, TargetAddr(address.0.saturating_add(1))).next()
 }
 
-/// Copies of at most this size are made whatever memory is free, which takes several reads of files.
-const UNCHECKED_BYTES: u64 = 16 << 20;
+/// For copies of at most this size, free memory that was inquired lately counts: that takes reads of several files.
+const SMALL_BYTES: u64 = 16 << 20;
+const LATELY: Duration = Duration::from_millis(250);
 
-/// Maximum size of a copy by the memory that is free now.
-fn allowed_bytes() -> u64 {
+/// Maximum size of a copy by the memory that is free now, or was lately if the copy is small.
+fn allowed_bytes(needed_bytes: u64) -> u64 {
+    static LATEST: Mutex<Option<(Instant, u64)>> = Mutex::new(None);
+    let mut latest = LATEST.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((inquired, allowed)) = *latest
+        && needed_bytes <= SMALL_BYTES
+        && inquired.elapsed() < LATELY
+    {
+        return allowed;
+    }
     let free = [memory::available_bytes(), memory::available_in_cgroup_bytes()].into_iter().flatten().min();
-    free.map_or(u64::MAX, |bytes| bytes / 4 * 3)
+    let allowed = free.map_or(u64::MAX, |bytes| bytes / 4 * 3);
+    *latest = Some((Instant::now(), allowed));
+    allowed
 }
 
 #[derive(Debug)]
@@ -60,25 +72,21 @@ pub(crate) struct Reserved {
     buffer: MmapMut,
     /// Makes the OOM killer choose this process, and not the target, if the kernel's estimate of free memory is too high.
     preference: OomPreference,
-    /// `None` if so little was expected that free memory was not inquired.
-    allowed_bytes: Option<u64>,
+    allowed_bytes: u64,
 }
 
 impl Reserved {
     /// Reserves memory for a copy. `bytes` is the present size; adds space for growth. Takes half a second per GiB, so call it
-    /// before the stop. Fails above three quarters of the available memory, of which the analysis needs a part as well, unless it
-    /// is little.
+    /// before the stop. Fails above three quarters of the available memory, of which the analysis needs a part as well.
     pub(crate) fn of(pid: Pid, bytes: u64) -> Result<Self, CollectError> {
-        let allowed = (bytes > UNCHECKED_BYTES).then(allowed_bytes);
-        let mut reserved = Self::empty(pid, bytes, allowed)?;
+        let mut reserved = Self::empty(pid, bytes, allowed_bytes(bytes))?;
         memory::prepare(&mut reserved.buffer, usize::try_from(bytes).unwrap_or(usize::MAX));
         Ok(reserved)
     }
 
-    fn empty(pid: Pid, bytes: u64, allowed_bytes: Option<u64>) -> Result<Self, CollectError> {
-        let allowed = allowed_bytes.unwrap_or(u64::MAX);
-        let too_large = CollectError::TooLarge { pid, needed_bytes: bytes, allowed_bytes: allowed };
-        if bytes > allowed {
+    fn empty(pid: Pid, bytes: u64, allowed_bytes: u64) -> Result<Self, CollectError> {
+        let too_large = CollectError::TooLarge { pid, needed_bytes: bytes, allowed_bytes };
+        if bytes > allowed_bytes {
             return Err(too_large);
         }
         // Address space costs nothing, and allows the process to grow until it is stopped.
@@ -119,14 +127,14 @@ impl Copy {
     ) -> Result<Self, CollectError> {
         let pieces = laid_out(spans);
         let bytes = pieces.last().map_or(0, |last| last.offset + length(last));
-        // The process may have grown.
-        let needed_bytes = bytes as u64;
-        let allowed = reserved.allowed_bytes.or_else(|| (needed_bytes > UNCHECKED_BYTES).then(allowed_bytes));
-        if let Some(allowed_bytes) = allowed.filter(|allowed| needed_bytes > *allowed) {
-            return Err(CollectError::TooLarge { pid, needed_bytes, allowed_bytes });
+        let Reserved { mut buffer, preference, allowed_bytes } = if bytes > reserved.buffer.len() {
+            Reserved::empty(pid, bytes as u64, reserved.allowed_bytes)?
+        } else {
+            reserved
+        };
+        if bytes as u64 > allowed_bytes {
+            return Err(CollectError::TooLarge { pid, needed_bytes: bytes as u64, allowed_bytes });
         }
-        let Reserved { mut buffer, preference, .. } =
-            if bytes > reserved.buffer.len() { Reserved::empty(pid, needed_bytes, allowed)? } else { reserved };
         let unread = copy_all(pid, jobs(&pieces, &mut buffer[..bytes]), limit)?;
         let unread_bytes = unread.iter().map(|span| span.end.0 - span.start.0).sum();
         Ok(Self {

@@ -84,16 +84,18 @@ impl Health {
         }
     }
 
-    /// The difference to the health of the same recording at an earlier time; modules, hooks and peaks stay.
+    /// The difference to the health of the same recording at an earlier time; modules, hooks, peaks and losses that are states stay.
     pub fn since(&self, base: &Self) -> Self {
         fn since<K: Clone + PartialEq>(now: &[(K, u64)], base: &[(K, u64)]) -> Vec<(K, u64)> {
             let before = |key: &K| base.iter().find(|(known, _)| known == key).map_or(0, |(_, count)| *count);
             let rest = now.iter().map(|(key, count)| (key.clone(), count.saturating_sub(before(key))));
             rest.filter(|(_, count)| *count > 0).collect()
         }
+        let states = self.lost.iter().filter(|(loss, _)| loss.is_state()).cloned();
+        let lost = since(&self.lost, &base.lost).into_iter().filter(|(loss, _)| !loss.is_state()).chain(states);
         Self {
             events: self.events.saturating_sub(base.events),
-            lost: since(&self.lost, &base.lost),
+            lost: lost.collect(),
             unwind: since(&self.unwind, &base.unwind),
             unaccounted: self.unaccounted.since(&base.unaccounted),
             resyncs: self.resyncs.saturating_sub(base.resyncs),

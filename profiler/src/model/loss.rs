@@ -93,7 +93,7 @@ pub enum Loss {
         message = "forks and execs that the kernel does not report to heapbpf, so processes that these start are missing"
     )]
     #[strum(
-        detailed_message = "`heapbpf doctor` has the reason; `--no-follow-fork` records the selected processes alone"
+        detailed_message = "`heapbpf doctor` has the reason; `--pid` with `--no-follow-fork` records processes that run alone"
     )]
     Unmonitored,
     #[strum(message = "blocks whose stack was dropped")]
@@ -115,12 +115,20 @@ impl Loss {
         let are_processes = matches!(self, Self::ForkMissed | Self::ExecMissed | Self::TargetsFull);
         self.is_of_others()
             || are_processes
-            || matches!(self, Self::MemoryShared | Self::Unobserved | Self::NotInherited | Self::Unmonitored)
+            || matches!(self, Self::MemoryShared | Self::Unobserved | Self::NotInherited)
     }
 
     /// Counts processes or programs that the recorded ones do not lack.
     pub fn is_of_others(&self) -> bool {
-        matches!(self, Self::ProcessSkipped | Self::ProgramMissed | Self::ProgramLate | Self::Program32Bit)
+        matches!(
+            self,
+            Self::ProcessSkipped | Self::ProgramMissed | Self::ProgramLate | Self::Program32Bit | Self::Unmonitored
+        )
+    }
+
+    /// Whether this lasts from its beginning to the end of the recording, so that each window lacks it.
+    pub fn is_state(&self) -> bool {
+        matches!(self, Self::ProcessSkipped | Self::MemoryShared | Self::Unobserved | Self::Unmonitored)
     }
 
     /// Counts allocations whose size is not known.

@@ -230,7 +230,7 @@ fn missing(profile: &Profile, finding: &Finding) -> Vec<String> {
                 some(sharing, "process", "sharing the memory of another"),
                 some(unobserved, "process", "not observed"),
                 some(without, "process", "without inherited blocks"),
-                (unmonitored > 0).then(|| "children of processes not monitored".to_owned()),
+                (unmonitored > 0).then(|| "forks and execs not reported by the kernel".to_owned()),
             ];
             return words.into_iter().flatten().collect();
         }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
+use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 use profiler_common::interval::Interval;
@@ -105,27 +105,39 @@ impl Walked {
 /// The thread that walks a heap.
 pub(super) struct Walker {
     thread: JoinHandle<Walked>,
-    /// Set when the walk is done, just before the thread exits.
+    /// Set when the walk has ended, just before the thread exits.
     is_done: Arc<AtomicBool>,
+}
+
+/// Reports the end of a walk when it is dropped.
+struct Ending {
+    is_done: Arc<AtomicBool>,
+    waiter: Thread,
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.is_done.store(true, Ordering::Release);
+        self.waiter.unpark();
+    }
 }
 
 impl Walker {
     /// Starts a walk. Unparks the calling thread when it is done.
     pub(super) fn start(walk: impl FnOnce() -> Walked + Send + 'static) -> io::Result<Self> {
         let is_done = Arc::new(AtomicBool::new(false));
-        let (done, waiter) = (Arc::clone(&is_done), std::thread::current());
+        let ending = Ending { is_done: Arc::clone(&is_done), waiter: std::thread::current() };
         let thread = std::thread::Builder::new().name("inventory".to_owned()).spawn(move || {
-            let walked = walk();
-            done.store(true, Ordering::Release);
-            waiter.unpark();
-            walked
+            // Dropped also if the walk panics.
+            let _ending = ending;
+            walk()
         })?;
         Ok(Self { thread, is_done })
     }
 
     /// Whether [`join`](Self::join) does not wait: the walk is done, or has panicked.
     pub(super) fn has_ended(&self) -> bool {
-        self.is_done.load(Ordering::Acquire) || self.thread.is_finished()
+        self.is_done.load(Ordering::Acquire)
     }
 
     pub(super) fn join(self) -> std::thread::Result<Walked> {

@@ -14,6 +14,7 @@ use crate::process::{Output, Program, bound, thread_cpu_ms};
 const ATTACH_MS_MAX: f64 = 150.0;
 const MODULES_MS_MAX: f64 = 300.0;
 const PATTERN_MS_MAX: f64 = 2000.0;
+const PATTERN_DETACH_MS_MAX: f64 = 500.0;
 const ALL_MS_MAX: f64 = 5000.0;
 
 const PATTERN_PROCESSES: usize = 500;
@@ -146,6 +147,7 @@ fn many(setup: &Setup) -> Result<String> {
     let rows = [
         row(format!("one python3 with {modules} modules"), &of_modules, "attach", MODULES_MS_MAX),
         row(format!("{PATTERN_PROCESSES} processes, `--cmdline`"), &of_pattern, "attach", PATTERN_MS_MAX),
+        row("the same processes".to_owned(), &of_pattern, "detach", PATTERN_DETACH_MS_MAX),
         row(format!("{ALL_PROCESSES} processes, `--all`"), &of_all, "detach", ALL_MS_MAX),
     ];
     let head = ["ms, median (extremes)", "start until recording", "SIGINT until exit", "limit"];

@@ -2,14 +2,16 @@
 
 use std::fmt;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 
 use crate::process::{Output, Program};
 
 /// Timeout of the end: a round of work takes milliseconds.
 const ENDS_WITHIN: Duration = Duration::from_secs(60);
+/// Time in which a worker has to write an expected line, whatever others it writes.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(300);
 
 /// A running program. Killed when dropped.
 pub(super) trait Subject {
@@ -49,7 +51,9 @@ impl Worker {
 
     /// Waits for a line that starts so.
     fn expect(&mut self, start: &str) -> Result<String> {
+        let begun = Instant::now();
         loop {
+            ensure!(begun.elapsed() < ANSWERS_WITHIN, "no line that starts with `{start}` within {ANSWERS_WITHIN:?}");
             match self.0.line() {
                 Ok(line) if line.starts_with(start) => return Ok(line),
                 Ok(line) if line.starts_with("skipped: ") || line.starts_with("failed: ") => bail!("{line}"),

@@ -51,9 +51,9 @@ fn unreadable_pages_are_skipped_and_counted() {
 
 #[test]
 fn a_copy_above_the_limit_is_refused_with_both_sizes() {
-    let error = Reserved::empty(Pid(7), 3 << 30, Some(2 << 30)).expect_err("too large").to_string();
+    let error = Reserved::empty(Pid(7), 3 << 30, 2 << 30).expect_err("too large").to_string();
     assert!(error.contains("3.0 GiB") && error.contains("2.0 GiB") && error.contains("--snapshot fork"), "{error}");
-    let room = Reserved::empty(Pid(7), 1 << 10, Some(1 << 20)).expect("little");
+    let room = Reserved::empty(Pid(7), 1 << 10, 1 << 20).expect("little");
     let larger = spans(&[0x1000..0x1000 + (2 << 30)]);
     assert!(
         matches!(Copy::take(Pid(7), &larger, room, None), Err(CollectError::TooLarge { needed_bytes, .. }) if needed_bytes == 2 << 30)

@@ -8,8 +8,8 @@ use strum::VariantArray as _;
 use super::docs::check_table;
 use super::{profiles, render};
 use crate::model::{
-    Defect, InterpreterFrames, Inventory, LanguageFunctions, Loss, MemoryAccount, MemoryClass, MemoryFacts, MemoryPart,
-    MemoryPoint, Profile,
+    Defect, Health, InterpreterFrames, Inventory, LanguageFunctions, Loss, MemoryAccount, MemoryClass, MemoryFacts,
+    MemoryPart, MemoryPoint, Profile,
 };
 use crate::report::{Format, View, describe, summary};
 use crate::units::MonotonicNanos;
@@ -52,7 +52,19 @@ fn few_dropped_events_are_tolerated() {
     check(&lossy(9_989, Loss::RingFull, 11), "incomplete: 11 events dropped (0.1%)");
     check(&lossy(1_000_000, Loss::ForkMissed, 1), "incomplete: 1 process missed");
     check(&lossy(1_000_000, Loss::ProcessSkipped, 2), "incomplete: 2 processes not recorded");
-    check(&lossy(1_000_000, Loss::Unmonitored, 1), "incomplete: children of processes not monitored");
+    check(&lossy(1_000_000, Loss::Unmonitored, 1), "incomplete: forks and execs not reported by the kernel");
+}
+
+#[test]
+fn losses_that_last_are_in_each_window() {
+    let health = |dropped| Health {
+        lost: vec![(Loss::Unmonitored, 1), (Loss::RingFull, dropped), (Loss::Unobserved, 2)],
+        ..Health::default()
+    };
+    let window = health(7).since(&health(5));
+    let lost = [Loss::Unmonitored, Loss::RingFull, Loss::Unobserved].map(|loss| window.lost_by(&loss));
+    assert_eq!(lost, [1, 2, 2]);
+    assert_eq!(window.lost.len(), 3, "each once: {:?}", window.lost);
 }
 
 /// They are no reason to call a profile incomplete, but "complete" alone would hide them.
