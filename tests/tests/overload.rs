@@ -225,9 +225,19 @@ fn blocks_that_are_freed_while_the_live_set_is_thinned_leave_totals_unbiased() {
 /// Nine tenths of the live set are filled several times, and all blocks are freed at once.
 fn estimate_retiring() -> Errors {
     let mut target = Target::start("retiring.c");
-    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 --live-blocks 100000 --on-overload adapt -o out.json");
-    let session = heapbpf.start();
-    let truth = target.work(&format!("{}keep 1000", "keep 92000 free 92000 ".repeat(3))).sum();
+    let mut heapbpf = Heapbpf::of(target.pid(), "-v --interval 1 --live-blocks 100000 --on-overload adapt -o out.json");
+    let mut session = heapbpf.start();
+    let filled = target.work("keep 92000").sum();
+    session.wait_for("live blocks of heap");
+    let freed = target.work(&format!("free 92000 {}keep 1000", "keep 92000 free 92000 ".repeat(2))).sum();
+    let truth = Counts {
+        alloc_count: filled.alloc_count + freed.alloc_count,
+        alloc_bytes: filled.alloc_bytes + freed.alloc_bytes,
+        free_count: filled.free_count + freed.free_count,
+        free_bytes: filled.free_bytes + freed.free_bytes,
+        live_count: freed.live_count,
+        live_bytes: freed.live_bytes,
+    };
     let _ = session.interrupt().expect_code(0);
     adapted_errors(&heapbpf, target.pid(), &truth, "live_set_filling")
 }
