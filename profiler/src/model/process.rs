@@ -33,6 +33,22 @@ pub enum End {
     Detached(MonotonicNanos),
 }
 
+impl End {
+    /// The end that files describe by these fields, of which at most one kind is set; `None` of a target that is still recorded.
+    pub(crate) fn of_fields(
+        exited: bool,
+        exit_code: Option<i32>,
+        replaced: bool,
+        detached: Option<MonotonicNanos>,
+    ) -> Option<Self> {
+        match (exited, replaced) {
+            (true, _) => Some(Self::Exited { code: exit_code }),
+            (false, true) => Some(Self::Replaced),
+            (false, false) => detached.map(Self::Detached),
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct TargetFacts {
     pub pid: Pid,

@@ -49,11 +49,7 @@ impl From<&TargetFacts> for RecordedFacts {
 
 impl From<RecordedFacts> for TargetFacts {
     fn from(recorded: RecordedFacts) -> Self {
-        let end = match recorded {
-            RecordedFacts { exited: true, exit_code: code, .. } => Some(End::Exited { code }),
-            RecordedFacts { replaced: true, .. } => Some(End::Replaced),
-            RecordedFacts { detached, .. } => detached.map(End::Detached),
-        };
+        let RecordedFacts { exited, exit_code, replaced, detached, .. } = recorded;
         Self {
             pid: recorded.pid,
             command: recorded.command,
@@ -63,7 +59,7 @@ impl From<RecordedFacts> for TargetFacts {
             rights: recorded.rights,
             files: None,
             beginning: recorded.beginning,
-            end,
+            end: End::of_fields(exited, exit_code, replaced, detached),
             overhead: recorded.overhead,
         }
     }

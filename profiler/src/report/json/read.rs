@@ -111,11 +111,7 @@ fn target(target: schema::Target<'_>, modules: usize, names: &mut Names) -> Resu
     let callsites = callsites.map(|(index, callsite)| self::callsite(index, callsite, &heaps, threads, names));
     let callsites = callsites.collect::<Result<Vec<_>, _>>()?;
     let leaks = target.leak_candidates.map(|leaks| self::leaks(leaks, &heaps, &callsites, names));
-    let end = match (target.exited, target.replaced) {
-        (true, _) => Some(End::Exited { code: target.exit_code }),
-        (false, true) => Some(End::Replaced),
-        (false, false) => target.detached_unix_ns.map(MonotonicNanos).map(End::Detached),
-    };
+    let detached = target.detached_unix_ns.map(MonotonicNanos);
     Ok(TargetProfile {
         facts: TargetFacts {
             pid: Pid(target.pid),
@@ -127,7 +123,7 @@ fn target(target: schema::Target<'_>, modules: usize, names: &mut Names) -> Resu
             rights: target.rights.map(Cow::into_owned),
             files: None,
             beginning: beginning(&target.beginning)?,
-            end,
+            end: End::of_fields(target.exited, target.exit_code, target.replaced, detached),
             overhead: target.overhead,
         },
         mappings: mappings.collect::<Result<_, _>>()?,
