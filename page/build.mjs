@@ -3,7 +3,7 @@
 import { readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { build } from "esbuild";
 
-const DIST = process.env.HEAPBPF_PAGE_DIST ?? "../profiler/src/report/html/dist";
+const DIST = process.env.HEAPBPF_PAGE_DIST ?? "../profiler/crates/report/src/html/dist";
 const BROWSERS = ["chrome92", "firefox113", "safari16.4"];
 const LIBRARIES = ["preact", "uplot"];
 

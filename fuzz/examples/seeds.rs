@@ -8,7 +8,9 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use heapbpf::internals::{FILE_HEADER_BYTES, Pid, Reading, Region, RegionKind, Replay, read_block, regions};
+use heapbpf::internals::{FILE_HEADER_BYTES, Reading, Replay, read_block};
+use heapbpf_base::ids::Pid;
+use heapbpf_linux::proc::maps::{Region, RegionKind, regions};
 use heapbpf_fuzz::image::{EXECUTABLE, FILES, KINDS, PAGE_BYTES, READ_ONLY, REGISTERS, SHARED};
 use heapbpf_fuzz::recording::{BY_THREAD, GOES_ON, VERBATIM};
 

@@ -4,10 +4,8 @@
 
 use std::sync::Arc;
 
-use heapbpf::internals::{
-    Code, Emulation, FileOffset, HookSpec, Image, LinkAddr, Module, PlacementMode, Recorded, Search, Symbols,
-    TargetAddr, Vtables, place,
-};
+use heapbpf::internals::{Code, Emulation, HookSpec, Image, Module, PlacementMode, Recorded, Search, Symbols, Vtables, place};
+use heapbpf_base::address::{FileOffset, LinkAddr, TargetAddr};
 
 const NAMES: [&str; 6] = ["malloc", "free", "realloc", "_Znwm", "__rust_alloc", "operator_new"];
 

@@ -3,7 +3,7 @@
 #![no_main]
 
 use heapbpf::fuzzing;
-use heapbpf::internals::Auxv;
+use heapbpf_linux::proc::process::Auxv;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     fuzzing::proc_file(bytes);

@@ -3,7 +3,7 @@
 
 #![no_main]
 
-use heapbpf::internals::read_report;
+use heapbpf_report::json::read::{read as read_report};
 use heapbpf_fuzz::{mutation, reports};
 use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
 

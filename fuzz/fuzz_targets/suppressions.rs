@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use heapbpf::internals::Suppressions;
+use heapbpf_report::suppressions::Suppressions;
 
 libfuzzer_sys::fuzz_target!(|text: &str| {
     let (name, patterns) = text.split_once('\n').unwrap_or(("", text));

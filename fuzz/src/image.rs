@@ -13,7 +13,11 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use heapbpf::internals::{Copied, FileOffset, Region, RegionKind, TargetAddr, ThreadState, Tid, region_of};
+use heapbpf::internals::ThreadState;
+use heapbpf_base::address::{FileOffset, TargetAddr};
+use heapbpf_base::ids::Tid;
+use heapbpf_base::memory::Copied;
+use heapbpf_linux::proc::maps::{Region, RegionKind, region_of};
 
 use crate::bytes::Bytes;
 

@@ -9,7 +9,8 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 use aya_obj::generated::bpf_insn;
-use heapbpf::internals::{AttachType, MultiLink, Pid, ProgramLoad, link_multi, load_program};
+use heapbpf_base::ids::Pid;
+use heapbpf_linux::bpf::{AttachType, MultiLink, ProgramLoad, link_multi, load_program};
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -3,7 +3,7 @@
 
 #![expect(clippy::print_stdout, reason = "another program reads the output")]
 
-use heapbpf::internals::Format;
+use heapbpf_report::Format;
 
 fn main() {
     for format in Format::ALL.into_iter().filter(|format| !format.needs_recording()) {

@@ -1,18 +1,19 @@
 //! Entry points for the fuzz targets in `fuzz/` to private parsers. Panics if a result violates an invariant.
 
-use crate::address::LinkAddr;
+use heapbpf_base::address::LinkAddr;
+use heapbpf_base::ids::Pid;
+use heapbpf_base::shown;
+use heapbpf_ledger::ingest::decode;
+use heapbpf_ledger::ingest::record::Record;
+use heapbpf_ledger::model::{Pod, Workload};
+use heapbpf_linux::proc::process::Auxv;
+use heapbpf_linux::proc::{maps, process, stat};
+
 use crate::collect::memory as process_copies;
-use crate::ids::Pid;
-use crate::ingest::decode;
-use crate::ingest::record::Record;
 use crate::interpreter;
 use crate::interpreter::implementation::{NamedCode, Sent};
-use crate::linux::proc::process::Auxv;
-use crate::linux::proc::{maps, process, stat};
-use crate::model::{Pod, Workload};
 use crate::object::interpreted::CodeBody;
 use crate::process::link_map::{LinkMap, Memory};
-use crate::shown;
 use crate::symbolize::demangle::demangle;
 use crate::symbolize::element::{self, Qualified, implemented};
 use crate::symbolize::generated;

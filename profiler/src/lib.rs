@@ -1,5 +1,6 @@
 //! heapbpf's agent. ARCHITECTURE.md lists the modules in the order of the pipeline.
 
+#![forbid(unsafe_code)]
 #![expect(missing_docs, reason = "no stable interface: `internals` re-exports internal items")]
 #![cfg_attr(
     test,
@@ -7,7 +8,6 @@
 )]
 
 mod account;
-mod address;
 mod allocator;
 mod arch;
 mod bpf;
@@ -20,31 +20,20 @@ mod doctor;
 pub mod fuzzing;
 mod guardrail;
 mod http;
-mod ids;
-mod ingest;
 mod interpreter;
 mod keeper;
-mod language;
-mod leak;
-mod ledger;
-mod linux;
 mod live;
-mod memory;
-mod model;
 mod object;
 mod probe;
 mod process;
 mod push;
 mod reader;
 mod recording;
-mod report;
 mod serve;
 mod session;
-mod shown;
 mod snapshot;
 mod symbolize;
 mod top;
-mod units;
 mod unwind;
 mod walk;
 
@@ -55,30 +44,16 @@ pub use symbolize::sandbox::{COMMAND as SYMBOLIZER_COMMAND, serve as serve_symbo
 /// Items for the tests, examples and fuzz targets of this workspace. Not a stable interface.
 #[doc(hidden)]
 pub mod internals {
-    pub use crate::address::{FileOffset, LinkAddr, TargetAddr};
     pub use crate::allocator::custom::{CustomHook, function as parse_function};
     pub use crate::allocator::hook_set::HookSet;
-    pub use crate::allocator::selection::{HeapSelection, interval_bytes};
+    pub use crate::allocator::selection::interval_bytes;
     pub use crate::allocator::spec::HookSpec;
     pub use crate::bpf::counters::Counters;
-    pub use crate::bpf::load::{BackendChoice, Kernel, KernelConfig, LinkKind};
+    pub use crate::bpf::load::{Kernel, KernelConfig, LinkKind};
     pub use crate::bpf::ring::Ring;
     pub use crate::cli::panic_on_screen;
     pub use crate::collect::ThreadState;
-    pub use crate::guardrail::Limits;
-    pub use crate::ids::{HeapId, HookId, ModuleId, Pid, Tid};
-    pub use crate::ingest::decode;
-    pub use crate::ingest::event::{Allocation, Event};
-    pub use crate::ingest::record::{RawStack, Record};
     pub use crate::keeper::{COMMAND as KEEPER_COMMAND, serve as serve_keeper};
-    pub use crate::leak::blocks::{Block, Blocks};
-    pub use crate::leak::fold::fold;
-    pub use crate::leak::mark::{Roots, mark_with};
-    pub use crate::linux::bpf::{AttachType, MultiLink, ProgramLoad, link_multi, load_program};
-    pub use crate::linux::proc::maps::{Region, RegionKind, region_of, regions};
-    pub use crate::linux::proc::process::Auxv;
-    pub use crate::memory::{Copied, Memory};
-    pub use crate::model::{CurvePoint, HeapUsage, Profile, SampleTrigger, TargetProfile, Window, WindowReason};
     pub use crate::object::image::Image;
     pub use crate::object::module::{Module, ModuleStore, Modules, Recorded};
     pub use crate::object::symbols::{Search, Symbols, Vtables};
@@ -94,19 +69,11 @@ pub mod internals {
     pub use crate::recording::replay::{Entry, Replay};
     pub use crate::recording::span::{ReplayedSpan, Span, SpanError};
     pub use crate::recording::write::Writer;
-    pub use crate::report::diff::{Diff, Drawing, FORMATS as DIFF_FORMATS, Side, table as diff_table};
-    pub use crate::report::json::read::read as read_report;
-    pub use crate::report::parquet::Writer as ParquetWriter;
-    pub use crate::report::suppressions::Suppressions;
-    pub use crate::report::{Format, Group, Presentation, View, summary};
-    pub use crate::session::{
-        Control, DumpPlan, Hold, OverloadPolicy, RawSample, ScopeChoice, Session, SessionConfig, UnwindMode,
-    };
+    pub use crate::session::{Control, Hold, OverloadPolicy, RawSample, Session, SessionConfig};
     pub use crate::snapshot::Scope;
     pub use crate::symbolize::profile::profile;
     pub use crate::symbolize::resolver::Resolver;
     pub use crate::symbolize::trim::Trim;
-    pub use crate::units::{EstimatedBytes, EstimatedCount, EstimatedVariance};
     pub use crate::unwind::{Table, build as build_unwind_table};
     pub use crate::walk::{Scene, Walk, walk};
 }

@@ -5,18 +5,18 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use heapbpf_base::ids::{HeapId, Tid};
+use heapbpf_base::units::{Amounts, MonotonicNanos};
+use heapbpf_ledger::curve::CurvePoint;
+use heapbpf_ledger::model::{Health, HookStatus, Leaks, MemoryAccount, Others, Window, WindowReason};
+pub(crate) use heapbpf_ledger::model::{TargetFacts, TargetId};
+use heapbpf_ledger::snapshot::TargetSnapshot;
+use heapbpf_ledger::timeline::Timeline;
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{HeapId, Tid};
-use crate::ledger::curve::CurvePoint;
-use crate::ledger::snapshot::TargetSnapshot;
-use crate::ledger::timeline::Timeline;
-use crate::model::{Health, HookStatus, Leaks, MemoryAccount, Others, Window, WindowReason};
-pub(crate) use crate::model::{TargetFacts, TargetId};
 use crate::object::module::Modules;
 use crate::process::address_space::AddressSpace;
-use crate::units::{Amounts, MonotonicNanos};
 
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
@@ -181,11 +181,12 @@ const _: fn() = || {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::ids::Pid;
-    use crate::ledger::totals::Totals;
-    use crate::model::{Beginning, End};
+    use heapbpf_base::ids::Pid;
+    use heapbpf_ledger::model::{Beginning, End};
+    use heapbpf_ledger::totals::Totals;
     use profiler_common::interval::Interval;
+
+    use super::*;
 
     const SECOND_NS: u64 = 1_000_000_000;
 

@@ -6,10 +6,13 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::process::Command;
 
-use heapbpf::internals::{
-    Allocation, AttachType, Counters, Event, HeapId, HookId, Kernel, KernelConfig, LinkKind, MultiLink, Pid, Record,
-    Ring, TargetAddr, decode, link_multi,
-};
+use heapbpf::internals::{Counters, Kernel, KernelConfig, LinkKind, Ring};
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::ids::{HeapId, HookId, Pid};
+use heapbpf_ledger::ingest::decode;
+use heapbpf_ledger::ingest::event::{Allocation, Event};
+use heapbpf_ledger::ingest::record::Record;
+use heapbpf_linux::bpf::{AttachType, MultiLink, link_multi};
 use heapbpf_tests::kernel::require_root;
 use heapbpf_tests::target::{Target, build, copy_program};
 use object::{Object, ObjectSegment, ObjectSymbol};

@@ -7,9 +7,11 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
 
-use heapbpf::internals::{
-    Copied, Memory, Pid, Region, RegionKind, Scene, TargetAddr, ThreadState, Tid, Walk, region_of, regions, walk,
-};
+use heapbpf::internals::{Scene, ThreadState, Walk, walk};
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::ids::{Pid, Tid};
+use heapbpf_base::memory::{Copied, Memory};
+use heapbpf_linux::proc::maps::{Region, RegionKind, region_of, regions};
 use heapbpf_tests::recipe::Recipe;
 
 /// Overhead of a C library's threads: the vector of a thread's modules with thread-local storage, per created thread.

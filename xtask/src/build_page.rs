@@ -12,11 +12,11 @@ use crate::inputs::Recipe;
 use crate::{packages, viewers};
 
 const SOURCE: &str = "page";
-const COMMITTED: &str = "profiler/src/report/html/dist";
+const COMMITTED: &str = "profiler/crates/report/src/html/dist";
 const RECIPE: Recipe = Recipe {
     from: &[SOURCE, "xtask/src/build_page.rs"],
     built: &[COMMITTED],
-    record: "profiler/src/report/html/dist/SOURCE",
+    record: "profiler/crates/report/src/html/dist/SOURCE",
 };
 const FILES: [&str; 3] = ["page.js", "page.css", "LICENCES"];
 

@@ -13,8 +13,12 @@ use crate::{flaky, typos};
 /// Packages outside of the workspace, which `cargo fmt --all` does not format.
 const OTHERS: [&str; 2] = ["profiler-ebpf/Cargo.toml", "fuzz/Cargo.toml"];
 /// Folders of packages with unit tests, the packages' names, and what of them has the tests.
-const PACKAGES: [(&str, &str, &str); 5] = [
+const PACKAGES: [(&str, &str, &str); 9] = [
     ("profiler/", "heapbpf", "--lib"),
+    ("profiler/crates/base/", "heapbpf-base", "--lib"),
+    ("profiler/crates/ledger/", "heapbpf-ledger", "--lib"),
+    ("profiler/crates/linux/", "heapbpf-linux", "--lib"),
+    ("profiler/crates/report/", "heapbpf-report", "--lib"),
     ("profiler-common/", "profiler-common", "--lib"),
     ("profiler-ebpf/", "heapbpf-ebpf-host", "--lib"),
     ("tests/src/", "heapbpf-tests", "--lib"),
@@ -92,6 +96,7 @@ mod tests {
     fn changed_files_are_tested_by_their_packages() {
         let names = |file| packages(file).map(|(package, _)| package).collect::<Vec<_>>();
         assert_eq!(names("profiler/src/lib.rs"), ["heapbpf"]);
+        assert_eq!(names("profiler/crates/report/src/csv.rs"), ["heapbpf", "heapbpf-report"]);
         assert_eq!(names("profiler-common/src/counter.rs"), ["profiler-common"]);
         assert_eq!(names("tests/src/recipe.rs"), ["heapbpf-tests"]);
         assert!(names("README.md").is_empty() && names("tests/tests/keeper.rs").is_empty());

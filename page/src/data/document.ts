@@ -1,4 +1,4 @@
-/** The embedded document, as profiler/src/report/html.rs and html/columns.rs write it. Times are in milliseconds since the
+/** The embedded document, as profiler/crates/report/src/html.rs and html/columns.rs write it. Times are in milliseconds since the
  * recording started, unless noted otherwise. */
 
 export const VIEWS = ["live-bytes", "live-count", "alloc-bytes", "alloc-count"] as const;

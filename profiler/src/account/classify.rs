@@ -17,14 +17,15 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use heapbpf_base::ids::HeapId;
+use heapbpf_base::memory::{Span, joined, without};
+use heapbpf_ledger::model::{MemoryClass, MemoryPart};
+use heapbpf_linux::proc::maps::{Region, RegionKind};
+use heapbpf_linux::proc::smaps::MappedMemory;
+
 use super::contents::{Contents, Held, Small};
 use super::evidence::{BlockPlace, Evidence};
 use super::pages::ResidentPages;
-use crate::ids::HeapId;
-use crate::linux::proc::maps::{Region, RegionKind};
-use crate::linux::proc::smaps::MappedMemory;
-use crate::memory::{Span, joined, without};
-use crate::model::{MemoryClass, MemoryPart};
 
 type Parts = BTreeMap<(MemoryClass, Option<Arc<str>>), u64>;
 

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use heapbpf_base::ids::HeapId;
+use heapbpf_base::memory::Span;
+use heapbpf_linux::proc::smaps::MappedMemory;
+
 use super::evidence::{BlockPlace, Evidence, index_of};
-use crate::ids::HeapId;
-use crate::linux::proc::smaps::MappedMemory;
-use crate::memory::Span;
 
 /// Size from which on allocators map a block separately, or may.
 const LARGE_BYTES: u64 = 64 << 10;

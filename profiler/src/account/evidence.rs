@@ -3,14 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::ids::HeapId;
+use heapbpf_base::memory::Span;
+use heapbpf_base::units::Amounts;
+use heapbpf_linux::proc::maps::{Region, RegionKind};
+use heapbpf_linux::proc::smaps::MappedMemory;
 use profiler_common::interval::Interval;
-
-use crate::address::TargetAddr;
-use crate::ids::HeapId;
-use crate::linux::proc::maps::{Region, RegionKind};
-use crate::linux::proc::smaps::MappedMemory;
-use crate::memory::Span;
-use crate::units::Amounts;
 
 const PAGE_BYTES: u64 = 4096;
 

@@ -5,6 +5,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::ids::{HeapId, Pid};
+use heapbpf_base::memory::Span;
+use heapbpf_base::shown;
+use heapbpf_base::units::MonotonicNanos;
+use heapbpf_ledger::Ledger;
+use heapbpf_ledger::model::{Inventory, MemoryAccount, MemoryFacts, MemoryMapping, MemoryPart, MemoryPoint};
+use heapbpf_linux::proc::maps::{Region, RegionKind};
+use heapbpf_linux::proc::smaps::{MappedMemory, smaps};
 use profiler_common::interval::Interval;
 use tracing::debug;
 
@@ -15,15 +24,6 @@ use super::pages::{ResidentPages, RunningMemory};
 use super::runtime::runtimes;
 use super::stacks::Stacks;
 use super::variables::Variables;
-use crate::address::TargetAddr;
-use crate::ids::{HeapId, Pid};
-use crate::ledger::Ledger;
-use crate::linux::proc::maps::{Region, RegionKind};
-use crate::linux::proc::smaps::{MappedMemory, smaps};
-use crate::memory::Span;
-use crate::model::{Inventory, MemoryAccount, MemoryFacts, MemoryMapping, MemoryPart, MemoryPoint};
-use crate::shown;
-use crate::units::MonotonicNanos;
 use crate::walk::Scene;
 use crate::walk::extents::Allocators;
 

@@ -4,15 +4,14 @@ use std::fs::File;
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::ids::Pid;
+use heapbpf_base::memory::{Memory, Span, joined};
+use heapbpf_linux::proc::maps::{Region, RegionKind};
+use heapbpf_linux::proc::process::entry_path;
+use heapbpf_linux::proc::smaps::MappedMemory;
+use heapbpf_linux::process_memory::{self, Pages};
 use rustc_hash::FxHashMap;
-
-use crate::address::TargetAddr;
-use crate::ids::Pid;
-use crate::linux::proc::maps::{Region, RegionKind};
-use crate::linux::proc::process::entry_path;
-use crate::linux::proc::smaps::MappedMemory;
-use crate::linux::process_memory::{self, Pages};
-use crate::memory::{Memory, Span, joined};
 
 const PAGE_LENGTH: usize = 4096;
 const PAGE_BYTES: u64 = PAGE_LENGTH as u64;

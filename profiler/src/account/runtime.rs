@@ -2,11 +2,10 @@
 
 use std::path::Path;
 
+use heapbpf_base::language::Language;
+use heapbpf_base::language::facts::HeapMark;
+use heapbpf_linux::proc::maps::{Region, RegionKind};
 use strum::IntoEnumIterator;
-
-use crate::language::Language;
-use crate::language::facts::HeapMark;
-use crate::linux::proc::maps::{Region, RegionKind};
 
 /// The languages whose runtimes a process has loaded: those with files, then those that only their heaps show.
 pub(crate) fn runtimes<'a>(regions: impl Iterator<Item = &'a Region> + Clone) -> Vec<Language> {

@@ -4,15 +4,16 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::ids::{Pid, Tid};
+use heapbpf_base::memory::{Memory, Span, WORD_BYTES, joined};
+use heapbpf_linux::proc::maps::RegionKind;
+use heapbpf_linux::proc::process::stack_pointer;
+use heapbpf_linux::proc::smaps::MappedMemory;
+use heapbpf_linux::proc::stat;
+use heapbpf_linux::process_memory::robust_list;
+
 use super::pages::RunningMemory;
-use crate::address::TargetAddr;
-use crate::ids::{Pid, Tid};
-use crate::linux::proc::maps::RegionKind;
-use crate::linux::proc::process::stack_pointer;
-use crate::linux::proc::smaps::MappedMemory;
-use crate::linux::proc::stat;
-use crate::linux::process_memory::robust_list;
-use crate::memory::{Memory, Span, WORD_BYTES, joined};
 
 /// Maximum number of threads whose stacks are known: as many as a system has by default.
 const THREADS_MAX: usize = 1 << 15;

@@ -3,12 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use crate::address::TargetAddr;
-use crate::ids::Pid;
-use crate::linux::proc::maps::RegionKind;
-use crate::linux::proc::smaps::MappedMemory;
-use crate::linux::process_memory;
-use crate::memory::Span;
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::ids::Pid;
+use heapbpf_base::memory::Span;
+use heapbpf_linux::proc::maps::RegionKind;
+use heapbpf_linux::proc::smaps::MappedMemory;
+use heapbpf_linux::process_memory;
 
 /// Maximum number of mappings of one file.
 const PARTS_MAX: usize = 16;
@@ -91,8 +91,9 @@ fn end_by_headers(bytes: &[u8], start: u64) -> Option<u64> {
 mod tests {
     use std::sync::atomic::{AtomicU8, Ordering};
 
+    use heapbpf_linux::proc::smaps::smaps;
+
     use super::*;
-    use crate::linux::proc::smaps::smaps;
 
     /// Zero-initialised, and large enough for pages of its own.
     static OWN: [AtomicU8; 3 << 20] = [const { AtomicU8::new(0) }; 3 << 20];

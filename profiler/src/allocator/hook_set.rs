@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
+use heapbpf_linux::files;
 use indexmap::IndexSet;
+use profiler_common::hook::CallShape;
 use rustc_hash::FxBuildHasher;
 use serde::Deserialize;
 use thiserror::Error;
@@ -10,9 +12,7 @@ use thiserror::Error;
 use super::custom::{self, CustomHook, HookError};
 use super::selection::interval_bytes;
 use super::spec::HookSpec;
-use crate::linux::files;
 use crate::process::pattern::ModulePattern;
-use profiler_common::hook::CallShape;
 
 const BUILT_IN: &[(&str, &str)] =
     &[("cpython", include_str!("../../specs/cpython.toml")), ("cuda", include_str!("../../specs/cuda.toml"))];

@@ -6,6 +6,9 @@
 //! beside the one with the plain names. An unused hook costs the target nothing, so all definitions are hooked, and
 //! [`ResolvedHook::reached_by_default`] distinguishes them.
 
+use heapbpf_base::address::FileOffset;
+use heapbpf_base::ids::ModuleId;
+use heapbpf_base::shown::Shown;
 use profiler_common::hook::CallShape;
 use rustc_hash::FxHashMap;
 use thiserror::Error;
@@ -14,12 +17,9 @@ use super::hook_set::HookSet;
 use super::selection::{HeapSelection, MMAP};
 use super::spec::{AllocatorSpec, DEFINING_FUNCTION, HookSpec, Table};
 use super::{c_libraries, functions, jemalloc, mimalloc, tcmalloc};
-use crate::address::FileOffset;
-use crate::ids::ModuleId;
 use crate::object::ObjectError;
 use crate::object::symbols::{DefinedFunction, SymbolSource};
 use crate::process::definitions::Candidate;
-use crate::shown::Shown;
 
 /// All known allocators. The first that matches a module decides, so C libraries come last: allocators replace their functions.
 pub(crate) const ALLOCATORS: &[&AllocatorSpec] =

@@ -3,10 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
+use heapbpf_base::units::parse_bytes;
 use profiler_common::limits::INTERVAL_BYTES_MAX;
 use thiserror::Error;
-
-use crate::units::parse_bytes;
 
 /// Name of the heap of mappings. It is recorded on request only: other heaps allocate most of the mapped memory.
 pub(crate) const MMAP: &str = "mmap";

@@ -10,11 +10,11 @@ use super::hook_set::HookSet;
 use super::resolve::{ALLOCATORS, resolve, symbols};
 use super::selection::HeapSelection;
 use super::spec::HookSpec;
-use crate::object::fixture::{Running, Workshop};
 use crate::object::module::ModuleStore;
 use crate::process::address_space::AddressSpace;
 use crate::process::definitions::Definitions;
 use crate::process::link_map::LinkMap;
+use heapbpf_base::testing::{Running, Workshop};
 
 fn tables() -> Vec<(&'static str, HookSpec)> {
     let mut tables = vec![

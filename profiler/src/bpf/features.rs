@@ -2,9 +2,8 @@
 
 use std::env;
 
+use heapbpf_linux::bpf_feature::{has_atomics, has_cookies, has_run_time_allocation};
 use tracing::debug;
-
-use crate::linux::bpf_feature::{has_atomics, has_cookies, has_run_time_allocation};
 
 /// Environment variable: a comma-separated list of features that are treated as missing, to test what is used instead.
 const WITHOUT_VARIABLE: &str = "HEAPBPF_WITHOUT";

@@ -8,13 +8,13 @@ use aya_obj::generated::{
     BTF_KIND_ARRAY, BTF_KIND_DATASEC, BTF_KIND_DECL_TAG, BTF_KIND_ENUM, BTF_KIND_ENUM64, BTF_KIND_FUNC_PROTO,
     BTF_KIND_INT, BTF_KIND_STRUCT, BTF_KIND_UNION, BTF_KIND_VAR, NR_BTF_KINDS,
 };
+use heapbpf_linux::attempt::Attempt;
+use heapbpf_linux::exec_stop::ExecStopLayout;
+use heapbpf_linux::feature::KERNEL_BTF;
 use profiler_common::arch::THREAD_POINTER;
 use thiserror::Error;
 
 use super::features::Optional;
-use crate::linux::attempt::Attempt;
-use crate::linux::exec_stop::ExecStopLayout;
-use crate::linux::feature::KERNEL_BTF;
 
 /// Offsets in `struct task_struct` and `struct signal_struct`, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -9,14 +9,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use aya::maps::{HashMap, Map, MapData, MapError};
 use aya_obj::generated::BPF_NOEXIST;
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::ids::{Pid, StackId};
+use heapbpf_linux::bpf_map::{BATCH, SharedWords, read_hash, remove_hash, write_hash};
 use profiler_common::limits::{LIVE_FILTER_SLOTS, STACK_BUCKETS, STACK_WAYS};
 use profiler_common::live::{FILTER_ONE, LiveBlock, LiveKey};
 use profiler_common::stack::seen_bucket;
 
 use super::load::{Kernel, LoadError};
-use crate::address::TargetAddr;
-use crate::ids::{Pid, StackId};
-use crate::linux::bpf_map::{BATCH, SharedWords, read_hash, remove_hash, write_hash};
 
 const LIVE: &str = "LIVE";
 const STACKS: &str = "STACKS";

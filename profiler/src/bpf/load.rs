@@ -17,19 +17,20 @@ use tracing::debug;
 
 use super::adapt::adapt;
 pub(crate) use super::error::LoadError;
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::ids::{HeapId, HookId, Pid};
+use heapbpf_linux::bpf::{AttachType, supports};
+use heapbpf_linux::bpf_map::{SharedWords, read_hash, remove_hash, write_hash};
+use heapbpf_linux::exec_stop::ExecStopLayout;
+use heapbpf_linux::memory::{map_count_max, page_bytes};
+use heapbpf_linux::uprobe::UPROBE_SOURCE;
+use heapbpf_linux::{feature, files};
+
 use super::error::{OBJECT_VARIABLE, refused};
 use super::features::{Features, Optional};
 use super::kernel_types::{LayoutError, TaskLayout};
 use super::program::{RelocatedObject, private_stack_absent};
 use super::ring::Ring;
-use crate::address::TargetAddr;
-use crate::ids::{HeapId, HookId, Pid};
-use crate::linux::bpf::{AttachType, supports};
-use crate::linux::bpf_map::{SharedWords, read_hash, remove_hash, write_hash};
-use crate::linux::exec_stop::ExecStopLayout;
-use crate::linux::memory::{map_count_max, page_bytes};
-use crate::linux::uprobe::UPROBE_SOURCE;
-use crate::linux::{feature, files};
 
 /// The committed object for this processor, built by `cargo xtask build-ebpf`.
 #[cfg(target_arch = "x86_64")]

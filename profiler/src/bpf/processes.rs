@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use aya::maps::{HashMap, MapData, MapError};
 use aya::programs::{ProgramError, RawTracePoint};
+use heapbpf_base::ids::Pid;
+use heapbpf_linux::bpf::{LOADS_MAX, is_interrupted, recursion_misses};
 use profiler_common::counter::Counter;
 use profiler_common::target::{REPORTS_FREES, SAMPLED_CALLS, SHARES_PROBES, TRAPPED_CALLS};
 use profiler_common::unwind::ProcessMappings;
@@ -13,8 +15,6 @@ use super::counters::Counters;
 use super::kernel_types::LayoutError;
 use super::load::{Kernel, LoadError, loaded};
 use super::program::refuse_private_stack;
-use crate::ids::Pid;
-use crate::linux::bpf::{LOADS_MAX, is_interrupted, recursion_misses};
 
 const TARGETS: &str = "TARGETS";
 const STUB_CALLS: &str = "STUB_CALLS";

@@ -8,9 +8,9 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use aya::Ebpf;
 use aya::maps::Map;
 use aya_obj::Object;
+use heapbpf_linux::bpf::{self, AttachType, ProgramBtf, ProgramLoad, machine_code, verified_instructions};
 
 use super::error::LoadError;
-use crate::linux::bpf::{self, AttachType, ProgramBtf, ProgramLoad, machine_code, verified_instructions};
 
 pub(super) struct RelocatedObject {
     object: Object,
@@ -159,14 +159,15 @@ fn uses_private_stack_aarch64(code: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use heapbpf_linux::bpf::{AttachType, load_nothing, load_with_stack};
+
     use super::*;
     use crate::bpf::fixture;
     use crate::bpf::load::LinkKind;
-    use crate::linux::bpf::{AttachType, load_nothing, load_with_stack};
 
     /// Linux 6.13 is the first with private stacks, and with session links.
     fn has_private_stacks() -> bool {
-        crate::linux::bpf::supports(AttachType::UprobeSession).expect("tests run as root, on a kernel with BPF")
+        heapbpf_linux::bpf::supports(AttachType::UprobeSession).expect("tests run as root, on a kernel with BPF")
     }
 
     #[test]

@@ -3,9 +3,8 @@
 use std::io;
 
 use aya::maps::{Map, MapData, MapError, RingBuf};
-
-use crate::linux::bpf_map::RingPositions;
-use crate::linux::pidfd::Readiness;
+use heapbpf_linux::bpf_map::RingPositions;
+use heapbpf_linux::pidfd::Readiness;
 
 pub struct Ring {
     ring: RingBuf<MapData>,

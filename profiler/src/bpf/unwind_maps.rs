@@ -4,14 +4,14 @@ use std::io;
 use std::os::fd::AsFd;
 
 use aya::maps::{HashMap, Map, MapData, MapError};
+use heapbpf_base::ids::Pid;
+use heapbpf_base::language::Language;
+use heapbpf_linux::bpf_map::{read_array, write_array, write_mapped};
 use profiler_common::interpreter::Runtime;
 use profiler_common::unwind::{PageRows, ProcessMapping, ProcessMappings, RowCell, Rule};
 
 use super::load::{Kernel, LoadError};
 use super::processes::{PROCESSES, is_missing};
-use crate::ids::Pid;
-use crate::language::Language;
-use crate::linux::bpf_map::{read_array, write_array, write_mapped};
 use crate::unwind::runtimes::RuntimePlace;
 use crate::unwind::store::UnwindMaps;
 

@@ -1,15 +1,15 @@
 //! Dead frames of a program that exits. `exit` runs deep in the frames of `main`, which has returned: they are above the
 //! stack pointer, but no code will use them.
 
+use heapbpf_base::address::{LinkAddr, TargetAddr};
+use heapbpf_base::ids::ModuleId;
+use heapbpf_base::memory::{Memory, Span};
 use profiler_common::step::{ReadMemory, Registers, Step, step};
 use profiler_common::unwind::Rule;
 use rustc_hash::FxHashMap;
 
 use super::heap_snapshot::HeapSnapshot;
-use crate::address::{LinkAddr, TargetAddr};
 use crate::collect::ThreadState;
-use crate::ids::ModuleId;
-use crate::memory::{Memory, Span};
 use crate::object::symbols::{DefinedFunction, Search, Symbols};
 use crate::process::address_space::Location;
 use crate::snapshot::TargetState;

@@ -5,20 +5,20 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::ids::Pid;
+use heapbpf_base::units::MonotonicNanos;
+use heapbpf_ledger::model::{Beginning, Leaks};
+use heapbpf_ledger::snapshot::TargetSnapshot;
+use heapbpf_ledger::totals::Totals;
+use heapbpf_linux::clock;
 
-use crate::address::TargetAddr;
 use crate::collect::{Collected, Method, collect};
-use crate::ids::Pid;
 use crate::keeper::{self, Keeper};
-use crate::ledger::snapshot::TargetSnapshot;
-use crate::ledger::totals::Totals;
-use crate::linux::clock;
-use crate::model::{Beginning, Leaks};
 use crate::object::module::ModuleStore;
 use crate::process::address_space::AddressSpace;
 use crate::process::target::Process;
 use crate::snapshot::{Base, Snapshot, TargetFacts, TargetState};
-use crate::units::MonotonicNanos;
 use crate::walk::{Scene, Walk, walk};
 
 /// A heap snapshot. Can be sent to another thread: the check continues while the process runs.

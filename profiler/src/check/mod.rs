@@ -7,26 +7,26 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::ids::HeapId;
+use heapbpf_base::memory::{Span, joined, without};
+use heapbpf_ledger::details::Details;
+use heapbpf_ledger::leak::blocks::{Block, BlockId, Blocks};
+use heapbpf_ledger::leak::fold::{BlockTotals, Folded, RootLeak, fold};
+use heapbpf_ledger::leak::mark::{Roots, mark, mark_also};
+use heapbpf_ledger::model::{Frame, FrameId, Leaks, Profile};
+use heapbpf_ledger::snapshot::{CallsiteSnapshot, SelectedBlock, Stack, TargetSnapshot};
+use heapbpf_ledger::totals::Totals;
+use heapbpf_linux::proc::maps::{Region, region_of};
+use heapbpf_report::suppressions::Suppressions;
+use heapbpf_report::unreachable::{
+    CONTENTS_BYTES_MAX, HeapKnowledge, Leak, Precision, Unreachable, displayed_rows, merge,
+};
 use profiler_common::stack::StackEnd;
 use rustc_hash::FxHashMap;
 
-use crate::address::TargetAddr;
 use crate::collect::roots::root_spans;
 use crate::collect::{CollectError, Method, ThreadState};
-use crate::ids::HeapId;
-use crate::leak::blocks::{Block, BlockId, Blocks};
-use crate::leak::fold::{BlockTotals, Folded, RootLeak, fold};
-use crate::leak::mark::{Roots, mark, mark_also};
-use crate::ledger::details::Details;
-use crate::ledger::snapshot::{CallsiteSnapshot, SelectedBlock, Stack, TargetSnapshot};
-use crate::ledger::totals::Totals;
-use crate::linux::proc::maps::{Region, region_of};
-use crate::memory::{Span, joined, without};
-use crate::model::{Frame, FrameId, Leaks, Profile};
-use crate::report::suppressions::Suppressions;
-use crate::report::unreachable::{
-    CONTENTS_BYTES_MAX, HeapKnowledge, Leak, Precision, Unreachable, displayed_rows, merge,
-};
 use crate::snapshot::{HeapFacts, Scope, Snapshot, TargetState};
 use crate::symbolize::Resolve;
 use crate::symbolize::profile::profile;

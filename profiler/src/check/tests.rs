@@ -2,19 +2,20 @@
 
 use std::time::Duration;
 
+use heapbpf_base::address::FileOffset;
+use heapbpf_base::ids::{ModuleId, Pid, Tid};
+use heapbpf_base::memory::Copied;
+use heapbpf_base::units::MonotonicNanos;
+use heapbpf_ledger::model::{Beginning, Health, Leaks, Others};
+use heapbpf_linux::proc::maps::RegionKind;
+
 use super::heap_snapshot::Coverage;
 use super::*;
-use crate::address::FileOffset;
 use crate::collect::{Collected, ThreadState};
-use crate::ids::{ModuleId, Pid, Tid};
-use crate::linux::proc::maps::RegionKind;
-use crate::memory::Copied;
-use crate::model::{Beginning, Health, Leaks, Others};
 use crate::object::module::{Module, Modules};
 use crate::process::address_space::AddressSpace;
 use crate::snapshot::{Base, TargetFacts};
 use crate::symbolize::ResolvedFrame;
-use crate::units::MonotonicNanos;
 use crate::walk::scene::WalkedBlock;
 
 /// Checks a process whose memory stays readable.
@@ -203,7 +204,7 @@ fn walked_blocks_have_no_stacks_and_freed_ones_are_left_out() {
 #[test]
 fn limitations_of_the_result_are_listed() {
     let mut heap_snapshot = heap_snapshot(memory(&[]), &[(HEAP + 0x10, 16, 0)], Vec::new(), false);
-    heap_snapshot.state.health.add_loss(crate::model::Loss::RingFull, 7);
+    heap_snapshot.state.health.add_loss(heapbpf_ledger::model::Loss::RingFull, 7);
     heap_snapshot.collected.unread_bytes = 4096;
     let found = check(heap_snapshot, &plan(""), &Nameless);
     let starts: Vec<_> = found.caveats.iter().map(|caveat| caveat.split(' ').next().expect("words")).collect();

@@ -6,6 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use clap::Args;
+use heapbpf_base::ids::Pid;
+use heapbpf_base::shown::Shown;
+use heapbpf_ledger::limit::CALLSITES_MAX;
+use heapbpf_ledger::model::ScopeKind;
+use heapbpf_linux::files;
+use heapbpf_report::suppressions::Suppressions;
 use profiler_common::interval::Interval;
 use profiler_common::limits::LIVE_BLOCKS_DEFAULT;
 
@@ -21,17 +27,11 @@ use crate::allocator::hook_set::built_in_names;
 use crate::allocator::resolve::ALLOCATORS;
 use crate::allocator::selection::HeapInterval;
 use crate::bpf::load::{BackendChoice, LinkKind};
-use crate::ids::Pid;
-use crate::ledger::limit::CALLSITES_MAX;
-use crate::linux::files;
-use crate::model::ScopeKind;
 use crate::probe::place::PlacementMode;
 use crate::process::cgroup::Cgroup;
 use crate::process::pattern::Pattern;
 use crate::recording::write::SIZE_BYTES_MIN;
-use crate::report::suppressions::Suppressions;
 use crate::session::{Engine, Hold, OverloadPolicy, ScopeChoice, UnwindMode};
-use crate::shown::Shown;
 
 // Headings of the help, in the order of their first options below.
 const TARGETS: &str = "What to profile";

@@ -3,6 +3,7 @@
 use std::ffi::{OsStr, OsString};
 
 use clap::{CommandFactory, Parser, Subcommand};
+use heapbpf_report::Format;
 
 use super::agent::AgentArgs;
 use super::args::RecordArgs;
@@ -11,7 +12,6 @@ use super::leaks::LeaksArgs;
 use super::report_args::{ConvertArgs, DiffArgs, DoctorArgs, OpenArgs};
 use super::top::TopArgs;
 use crate::doctor::{ATTEMPT_COMMAND, TARGET_COMMAND};
-use crate::report::Format;
 use crate::walk;
 
 const RECORD_EXAMPLES: &str = "\

@@ -9,12 +9,12 @@ use clap::ValueHint;
 use clap::builder::PossibleValuesParser;
 use clap_complete::engine::{ArgValueCompleter, CompletionCandidate, PathCompleter, ValueCompleter};
 use clap_complete::env::{CompleteEnv, Shells};
+use heapbpf_base::shown;
+use heapbpf_report::text::printable;
+use heapbpf_report::{Format, diff};
 
 use crate::allocator::hook_set::built_in_names;
 use crate::process::selection::{self, ProcessFacts, Selection};
-use crate::report::text::printable;
-use crate::report::{Format, diff};
-use crate::shown;
 
 /// Environment variable that names the shell in calls by its completion script.
 const VARIABLE: &str = "HEAPBPF_COMPLETE";

@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::ArgMatches;
 use clap::parser::ValueSource;
+use heapbpf_base::shown::{self, Shown};
+use heapbpf_linux::walk::open_trusted;
 use toml::{Table, Value};
 
 use super::exit::usage;
 use super::terminal::say;
 use super::user::{Invoker, invoker};
-use crate::linux::walk::open_trusted;
 use crate::reader;
-use crate::shown::{self, Shown};
 
 /// Options that may have user defaults, by command. No option is included that selects targets or names a file, because under
 /// sudo these would be a user's choices for root.
@@ -251,11 +251,11 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
+    use heapbpf_base::testing::check_table;
     use rustix::fs::{CWD, FileType, Mode, mknodat};
 
     use super::super::commands::commands;
     use super::*;
-    use crate::report::check_table;
 
     fn words(line: &str) -> Vec<OsString> {
         line.split(' ').map(OsString::from).collect()

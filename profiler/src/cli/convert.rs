@@ -9,6 +9,17 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use bytesize::ByteSize;
+use heapbpf_base::ids::LedgerId;
+use heapbpf_base::shown::Shown;
+use heapbpf_base::units::Amounts;
+use heapbpf_ledger::model::Profile;
+use heapbpf_ledger::totals::Movement;
+use heapbpf_linux::files;
+use heapbpf_linux::rights::Rights;
+use heapbpf_report::filter::Filter;
+use heapbpf_report::json::read::read as read_json;
+use heapbpf_report::text::count;
+use heapbpf_report::{Format, Presentation, heaptrack, summary};
 use rustc_hash::FxHashMap;
 
 use super::exit::{self, usage};
@@ -18,21 +29,11 @@ use super::report_args::ConvertArgs;
 use super::source;
 use super::terminal::{self, say};
 use super::windows::Windows;
-use crate::ids::LedgerId;
-use crate::ledger::totals::Movement;
-use crate::linux::files;
-use crate::linux::rights::Rights;
-use crate::model::Profile;
 use crate::recording::block::MAGIC;
 use crate::recording::names::{self, Found, RecordedNames};
 use crate::recording::read::{self, Damage, ReadError, Reading};
 use crate::recording::replay::late::LateFacts;
 use crate::recording::span::{ReplayedSpan, Span, SpanError};
-use crate::report::filter::Filter;
-use crate::report::json::read::read as read_json;
-use crate::report::text::count;
-use crate::report::{Format, Presentation, heaptrack, summary};
-use crate::shown::Shown;
 use crate::snapshot::{Scope, Snapshot, TargetState};
 use crate::symbolize::Resolve;
 use crate::symbolize::profile::profile;
@@ -40,7 +41,6 @@ use crate::symbolize::resolver::Resolver;
 use crate::symbolize::sandbox::Interrupt;
 use crate::symbolize::sources::Sources;
 use crate::symbolize::trim::{Trim, trim};
-use crate::units::Amounts;
 
 pub(super) fn convert(args: &ConvertArgs, naming: Naming) -> Result<u8> {
     if let (Some(from), Some(to)) = (args.from, args.to)

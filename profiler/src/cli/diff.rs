@@ -3,6 +3,9 @@
 use std::path::Path;
 
 use anyhow::Result;
+use heapbpf_base::shown::Shown;
+use heapbpf_report::diff::{self, Delta, Diff, Drawing, Side};
+use heapbpf_report::{ReportError, View};
 
 use super::convert::read_whole;
 use super::exit;
@@ -10,9 +13,6 @@ use super::output::{self, Access, Output, Written};
 use super::report_args::DiffArgs;
 use super::terminal::{self, say};
 use super::values::Threshold;
-use crate::report::diff::{self, Delta, Diff, Drawing, Side};
-use crate::report::{ReportError, View};
-use crate::shown::Shown;
 
 pub(super) fn diff(args: &DiffArgs) -> Result<u8> {
     // Mistyped output paths are reported before the profiles are read.
@@ -85,9 +85,10 @@ fn open_for_diff(path: &Path) -> Result<Output> {
 
 #[cfg(test)]
 mod tests {
+    use heapbpf_base::units::{EstimatedBytes, EstimatedCount};
+    use heapbpf_ledger::totals::Totals;
+
     use super::*;
-    use crate::ledger::totals::Totals;
-    use crate::units::{EstimatedBytes, EstimatedCount};
 
     fn total(before: u64, after: u64) -> Delta {
         let side = |bytes| Totals {

@@ -6,11 +6,11 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use heapbpf_linux::signals::ExitAtSignal;
 use thiserror::Error;
 
 use super::similar::similar;
 use super::terminal::{coloured_output, error_message, layout, say, say_in_handler};
-use crate::linux::signals::ExitAtSignal;
 use crate::process::launch::LaunchError;
 use crate::session::TooSmall;
 
@@ -165,8 +165,9 @@ fn in_backticks(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use heapbpf_base::testing::check_table;
+
     use super::*;
-    use crate::report::check_table;
 
     #[test]
     fn exit_codes_are_documented() {

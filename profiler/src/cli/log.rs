@@ -3,13 +3,13 @@
 use std::fmt;
 
 use anstyle::{AnsiColor, Style};
+use heapbpf_report::text;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
 use super::terminal;
-use crate::report::text;
 
 /// Starts logging. `RUST_LOG` takes precedence.
 pub(super) fn start(verbose: u8, quiet: bool, is_agent: bool) {

@@ -43,16 +43,15 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use clap::FromArgMatches;
-
 use commands::{Cli, Command, commands, ordered};
 use exit::ParseError;
+use heapbpf_linux::proc::process::is_between_pid_namespaces;
+use heapbpf_linux::signals::{self, Inherited};
 use naming::Naming;
 use report_args::DoctorArgs;
 
 use crate::doctor::{Diagnosis, report, serve, serve_attempt};
 use crate::keeper;
-use crate::linux::proc::process::is_between_pid_namespaces;
-use crate::linux::signals::{self, Inherited};
 use crate::process::target::running;
 
 pub fn run() -> ExitCode {

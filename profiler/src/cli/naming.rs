@@ -1,8 +1,9 @@
 //! Names for reports that have been written: modules are searched for by build id.
 
-use crate::address::{FileOffset, LinkAddr};
-use crate::ids::ModuleId;
-use crate::model::Profile;
+use heapbpf_base::address::{FileOffset, LinkAddr};
+use heapbpf_base::ids::ModuleId;
+use heapbpf_ledger::model::Profile;
+
 use crate::object::elf::Segment;
 use crate::recording::entry::ModuleFacts;
 use crate::recording::names;
@@ -23,7 +24,7 @@ pub(super) enum Naming {
 
 /// Adds names to a JSON report. Where a file is missing, the report's mappings replace its program headers.
 pub(super) fn add_names(profile: &mut Profile, sources: &Sources) {
-    let facts = |(id, module): (ModuleId, &crate::model::ModuleProfile)| ModuleFacts {
+    let facts = |(id, module): (ModuleId, &heapbpf_ledger::model::ModuleProfile)| ModuleFacts {
         id,
         path: module.path.to_string(),
         build_id: module.build_id.clone(),

@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, anyhow, bail};
+use heapbpf_base::shown::{self, Shown};
+use heapbpf_report::Format;
 
 use super::exit::{self, usage};
 use super::report_args::OpenArgs;
 use super::terminal::{print, say};
 use super::user::{Invoker, invoker};
-use crate::report::Format;
-use crate::shown::{self, Shown};
 
 /// Program of freedesktop.org that opens a file with the program that the user prefers.
 const OPENER: &str = "xdg-open";

@@ -10,14 +10,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use heapbpf_ledger::model::Profile;
+use heapbpf_linux::files::Replacement;
+use heapbpf_linux::place::{Found, Place, Stream};
+use heapbpf_report::{Format, ReportError};
 use jiff::Zoned;
 
 use super::exit::usage;
 use super::terminal;
-use crate::linux::files::Replacement;
-use crate::linux::place::{Found, Place, Stream};
-use crate::model::Profile;
-use crate::report::{Format, ReportError};
 
 const RECORDING_EXTENSION: &str = "heapbpf";
 

@@ -1,16 +1,16 @@
 //! `heapbpf PROGRAM_OR_PID`: one word that names one running process.
 
 use anyhow::Result;
+use heapbpf_base::ids::{Pid, Tid};
+use heapbpf_linux::proc::process::of_thread;
+use heapbpf_report::text::{counted, printable};
 
 use super::exit::usage;
 use super::similar::similar;
 use super::terminal::say;
 use super::values;
-use crate::ids::{Pid, Tid};
-use crate::linux::proc::process::of_thread;
 use crate::process::pattern::Pattern;
 use crate::process::selection::{self, ProcessFacts, Selection};
-use crate::report::text::{counted, printable};
 
 const LISTED_MAX: usize = 10;
 
@@ -74,7 +74,7 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::object::fixture::{Running, Workshop};
+    use heapbpf_base::testing::{Running, Workshop};
 
     #[test]
     fn a_number_is_a_pid() {

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use clap::Args;
+use heapbpf_base::shown::Shown;
+use heapbpf_linux::files;
 
 use super::exit::usage;
 use super::values;
-use crate::linux::files;
 use crate::push::{Endpoint, Header, PushConfig, Tls, UserLabel, check_labels};
-use crate::shown::Shown;
 
 const HEADING: &str = "Push to a server";
 const HEADERS_BYTES_MAX: u64 = 1 << 20;

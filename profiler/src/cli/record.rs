@@ -12,6 +12,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use bytesize::ByteSize;
+use heapbpf_base::shown::{self, Shown};
+use heapbpf_ledger::model::Profile;
+use heapbpf_linux::rights::Rights;
+use heapbpf_linux::signals::{ExitAtSignal, Inherited};
+use heapbpf_report::suppressions::Suppressions;
+use heapbpf_report::{Format, Presentation, View, describe, summary};
 
 use self::outputs::{has_peak, outputs};
 use super::args::RecordArgs;
@@ -26,17 +32,11 @@ use super::views::{Rendering, Views};
 use crate::allocator::hook_set::HookSet;
 use crate::allocator::selection::HeapSelection;
 use crate::guardrail::Limits;
-use crate::linux::rights::Rights;
-use crate::linux::signals::{ExitAtSignal, Inherited};
-use crate::model::Profile;
 use crate::process::selection::Selection;
 use crate::recording::entry::Names;
 use crate::recording::names::names;
 use crate::recording::write::Written as Recording;
-use crate::report::suppressions::Suppressions;
-use crate::report::{Format, Presentation, View, describe, summary};
 use crate::session::{DumpPlan, Launched, Listener, Progress, Session, SessionConfig};
-use crate::shown::{self, Shown};
 use crate::snapshot::{Scope, Snapshot};
 use crate::symbolize::Resolve;
 use crate::symbolize::profile::profile;
@@ -366,7 +366,7 @@ impl State {
         let start = Instant::now();
         let mut profile = profile(snapshot, scope, &self.resolver, self.args.common.output.trims());
         tracing::debug!(elapsed = ?start.elapsed(), frames = profile.frames.len(), "symbolized");
-        profile.suppress(&self.suppressions);
+        self.suppressions.apply(&mut profile);
         self.args.filter.filter().apply(&mut profile);
         if self.args.common.output.source {
             source::embed(&mut profile, &Rights::of_nobody(), self.args.common.output.quiet);

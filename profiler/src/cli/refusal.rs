@@ -2,13 +2,14 @@
 
 use std::ffi::OsString;
 
+use heapbpf_base::shown;
+
 use crate::bpf::load::LoadError;
 use crate::collect::process::CollectError;
 use crate::doctor::{self, Refused};
 use crate::keeper::KeeperError;
 use crate::probe::attach::AttachError;
 use crate::process::launch::LaunchError;
-use crate::shown;
 
 /// Kind of the operation that the kernel refused; `None` for other errors.
 fn refused(error: &anyhow::Error) -> Option<Refused> {

@@ -5,18 +5,18 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::TypedValueParser;
+use heapbpf_base::ids::Pid;
+use heapbpf_report::diff::Widths;
+use heapbpf_report::filter::Filter;
+use heapbpf_report::summary::Top;
+use heapbpf_report::{Format, Group, Presentation, Share, TopBy, View};
 use indexmap::IndexSet;
 use regex::Regex;
 
 use super::completion;
 use super::symbols::SymbolArgs;
 use super::values::{self, Threshold, named};
-use crate::ids::Pid;
 use crate::probe::place::PlacementMode;
-use crate::report::diff::Widths;
-use crate::report::filter::Filter;
-use crate::report::summary::Top;
-use crate::report::{Format, Group, Presentation, Share, TopBy, View};
 use crate::symbolize::trim::Trim;
 
 pub(super) const OUTPUT: &str = "Output";

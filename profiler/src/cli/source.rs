@@ -9,17 +9,17 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
+use heapbpf_base::shown;
+use heapbpf_ledger::model::{Frame, Profile, SourcePiece, TargetFacts};
+use heapbpf_linux::file_view::FileView;
+use heapbpf_linux::proc::maps::Device;
+use heapbpf_linux::rights::Rights;
+use heapbpf_report::View;
+use heapbpf_report::text::{counted, printable};
 use rustc_hash::FxHashMap;
 
 use super::terminal::say;
-use crate::linux::file_view::FileView;
-use crate::linux::proc::maps::Device;
-use crate::linux::rights::Rights;
-use crate::model::{Frame, Profile, SourcePiece, TargetFacts};
 use crate::reader::{self, Opened, Wanted};
-use crate::report::View;
-use crate::report::text::{counted, printable};
-use crate::shown;
 
 /// Number of lines before and after that of a frame.
 const LINES_AROUND: u32 = 10;
@@ -252,11 +252,12 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
     use std::process::{Command, Stdio};
 
+    use heapbpf_base::ids::{Identity, Pid};
+    use heapbpf_base::units::MonotonicNanos;
+    use heapbpf_ledger::model::Beginning;
+    use heapbpf_linux::proc::stat::Stat;
+
     use super::*;
-    use crate::ids::{Identity, Pid};
-    use crate::linux::proc::stat::Stat;
-    use crate::model::Beginning;
-    use crate::units::MonotonicNanos;
 
     fn with(rights: Rights) -> Reader {
         Reader { rights, elsewhere: None }

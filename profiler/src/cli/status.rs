@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use crate::report::text;
+use heapbpf_base::units::EstimatedBytes;
+use heapbpf_report::text;
+
 use crate::session::Progress;
-use crate::units::EstimatedBytes;
 
 /// Lines of the parts that fit into the columns, in the order of their importance.
 pub(super) fn text(progress: &Progress, grower: Option<&str>, stop: &str, columns: usize) -> String {

@@ -4,6 +4,13 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
+use heapbpf_base::address::{FileOffset, LinkAddr};
+use heapbpf_base::ids::ModuleId;
+use heapbpf_base::shown::Shown;
+use heapbpf_linux::files::{self, Replacement};
+use heapbpf_report::text::counted as count_of;
+use heapbpf_report::{Format, PprofFile, PprofLine, PprofMapping};
+use profiler_common::limits::PAGE_BYTES;
 
 use super::convert::{convert, report_damage};
 use super::exit::{self, usage};
@@ -11,9 +18,6 @@ use super::naming::Naming;
 use super::output::{Access, Output, Written, is_recording};
 use super::report_args::ConvertArgs;
 use super::terminal::{self, say};
-use crate::address::{FileOffset, LinkAddr};
-use crate::ids::ModuleId;
-use crate::linux::files::{self, Replacement};
 use crate::object::elf::Segment;
 use crate::recording::block::MAGIC;
 use crate::recording::entry::ModuleFacts;
@@ -21,9 +25,6 @@ use crate::recording::names::{self, RecordedNames};
 use crate::recording::read;
 use crate::recording::span::{ReplayedSpan, Span};
 use crate::recording::write::with_names;
-use crate::report::text::counted as count_of;
-use crate::report::{Format, PprofFile, PprofLine, PprofMapping};
-use crate::shown::Shown;
 use crate::snapshot::Scope;
 use crate::symbolize::Resolve;
 use crate::symbolize::profile::profile;
@@ -31,7 +32,6 @@ use crate::symbolize::resolver::Resolver;
 use crate::symbolize::sandbox::Interrupt;
 use crate::symbolize::sources::Sources;
 use crate::symbolize::trim::Trim;
-use profiler_common::limits::PAGE_BYTES;
 
 pub(super) fn symbolize(args: &ConvertArgs) -> Result<u8> {
     if start_of(&args.recording).is_ok_and(|start| start.starts_with(&GZIP_MAGIC)) {

@@ -1,6 +1,6 @@
 //! Filters text for standard error and terminals, which receive no control characters except line ends and tabs: names and paths
 //! of targets could move a terminal's cursor or type into it, even from a log file printed later. Colours pass only in text that
-//! [`Page`](crate::report::page::Page) and the log have coloured.
+//! [`Page`](heapbpf_report::page::Page) and the log have coloured.
 
 #![expect(clippy::disallowed_methods, reason = "the only file that writes there")]
 
@@ -11,13 +11,13 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use heapbpf_base::shown;
+use heapbpf_report::text;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use terminal_size::terminal_size;
 
 use super::status;
-use crate::report::text;
 use crate::session::Progress;
-use crate::shown;
 
 /// Writes a message to standard error, whatever names are in it. Ignores errors: reports are written even if messages cannot be.
 pub(super) fn say(message: &str) {

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use heapbpf_base::shown::Shown;
+use heapbpf_linux::signals::Inherited;
 
 use super::args::RecordArgs;
 use super::exit::usage;
 use super::top_settings::{TopSettings, term};
 use super::{output, record, terminal, values};
-use crate::linux::signals::Inherited;
-use crate::shown::Shown;
 use crate::top::script::Style;
 
 const SCREEN: &str = "Screen";

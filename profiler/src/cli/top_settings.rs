@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use heapbpf_report::Presentation;
 use regex::Regex;
 
-use crate::report::Presentation;
 use crate::top::script::Style;
 
 /// Presentation of a recording while it is running.

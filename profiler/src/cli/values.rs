@@ -5,12 +5,11 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use heapbpf_base::ids::Pid;
+use heapbpf_base::units::parse_bytes;
 use profiler_common::interval::Interval;
 use profiler_common::limits::INTERVAL_BYTES_MAX;
 use regex::Regex;
-
-use crate::ids::Pid;
-use crate::units::parse_bytes;
 
 /// Minimum time between dumps: shorter windows cost more than they show.
 const PERIOD_MIN: Duration = Duration::from_millis(100);

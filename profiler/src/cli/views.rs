@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use clap::Args;
+use heapbpf_linux::files;
+use heapbpf_report::Presentation;
 use sha2::{Digest as _, Sha256};
 
 use super::push::PushArgs;
@@ -12,10 +14,8 @@ use super::terminal::say;
 use super::top_settings::TopSettings;
 use super::top_view::Top;
 use crate::http::tls::system_authorities;
-use crate::linux::files;
 use crate::live::Feed;
 use crate::push::{PushConfig, Pusher};
-use crate::report::Presentation;
 use crate::serve::{self, Running, Server};
 use crate::session::{Control, Progress};
 use crate::snapshot::Snapshot;

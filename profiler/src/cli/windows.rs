@@ -3,6 +3,8 @@
 use std::io::Write;
 
 use anyhow::{Context as _, Error, Result};
+use heapbpf_base::shown::Shown;
+use heapbpf_report::{Presentation, parquet};
 
 use super::report_args::ConvertArgs;
 use crate::object::module::Modules;
@@ -10,8 +12,6 @@ use crate::recording::names::RecordedNames;
 use crate::recording::read;
 use crate::recording::replay::late::LateFacts;
 use crate::recording::span::{ReplayedSpan, Span};
-use crate::report::{Presentation, parquet};
-use crate::shown::Shown;
 use crate::snapshot::Scope;
 use crate::symbolize::profile::profile;
 use crate::symbolize::resolver::Resolver;

@@ -8,13 +8,14 @@
 use std::io;
 use std::time::{Duration, Instant};
 
+use heapbpf_base::ids::{Pid, Tid};
+use heapbpf_linux::pidfd::PidFd;
+use heapbpf_linux::proc::maps::Region;
+use heapbpf_linux::proc::{process, stat, writable};
+use heapbpf_linux::ptrace::{Options, Pause, Stop, Tracee};
+
 use super::inject::{InjectedThread, inject};
 use super::process::{ForkError, StoppedThread};
-use crate::ids::{Pid, Tid};
-use crate::linux::pidfd::PidFd;
-use crate::linux::proc::maps::Region;
-use crate::linux::proc::{process, stat, writable};
-use crate::linux::ptrace::{Options, Pause, Stop, Tracee};
 
 const ADOPTS: &str = "it adopts orphans (as the first process of a container, or by PR_SET_CHILD_SUBREAPER), and would see the copy exit";
 const END_WAIT: Duration = Duration::from_secs(1);

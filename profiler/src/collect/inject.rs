@@ -5,17 +5,17 @@
 use std::io;
 use std::time::{Duration, Instant};
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::ids::{Pid, Tid};
+use heapbpf_linux::arch::{self, ADDRESS_END, Registers, SYSCALL_INSTRUCTION};
+use heapbpf_linux::pidfd::raw_pid;
+use heapbpf_linux::proc::maps::{Region, RegionKind, region_of};
+use heapbpf_linux::proc::process;
+use heapbpf_linux::ptrace::{Options, Stop, SyscallPhase, Tracee};
 use rustix::process::{Signal, kill_process};
 
 use self::code::{BYTES_MAX, read, search};
 use super::process::{ForkError, Release, StoppedThread};
-use crate::address::TargetAddr;
-use crate::ids::{Pid, Tid};
-use crate::linux::arch::{self, ADDRESS_END, Registers, SYSCALL_INSTRUCTION};
-use crate::linux::pidfd::raw_pid;
-use crate::linux::proc::maps::{Region, RegionKind, region_of};
-use crate::linux::proc::process;
-use crate::linux::ptrace::{Options, Stop, SyscallPhase, Tracee};
 
 mod code;
 mod interrupted;

@@ -8,18 +8,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::ids::Pid;
+use heapbpf_base::memory::{Memory, Span, joined, without};
+use heapbpf_linux::memory::OomPreference;
+use heapbpf_linux::proc::ProcError;
+use heapbpf_linux::proc::maps::{Region, region_of, regions};
+use heapbpf_linux::proc::process::entry_path;
+use heapbpf_linux::{memory, process_memory};
 use memmap2::MmapMut;
 use profiler_common::limits::PAGE_BYTES;
 
 use super::process::{CollectError, ForkError, ProcessCopy, StopLimit};
-use crate::address::TargetAddr;
-use crate::ids::Pid;
-use crate::linux::memory::OomPreference;
-use crate::linux::proc::ProcError;
-use crate::linux::proc::maps::{Region, region_of, regions};
-use crate::linux::proc::process::entry_path;
-use crate::linux::{memory, process_memory};
-use crate::memory::{Memory, Span, joined, without};
 
 /// Maximum number of copying threads: they wait for memory more than for the CPU.
 const THREADS_MAX: usize = 4;

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use crate::ids::Pid;
-use crate::linux::proc::maps::{Region, regions};
-use crate::linux::proc::process::EpollSet;
-use crate::linux::proc::stat::Stat;
-use crate::linux::signals::Deferral;
-use crate::memory::Memory;
+use heapbpf_base::ids::Pid;
+use heapbpf_base::memory::Memory;
+use heapbpf_linux::proc::maps::{Region, regions};
+use heapbpf_linux::proc::process::EpollSet;
+use heapbpf_linux::proc::stat::Stat;
+use heapbpf_linux::signals::Deferral;
 
 pub(crate) mod fork;
 pub(crate) mod inject;

@@ -5,18 +5,18 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::ids::Pid;
+use heapbpf_base::memory::Span;
+use heapbpf_linux::known;
+use heapbpf_linux::memory::page_bytes;
+use heapbpf_linux::proc::maps::{Device, Region, RegionKind};
+use heapbpf_linux::proc::mounts;
+use heapbpf_linux::proc::process::entry_path;
+use heapbpf_linux::process_memory::{self, Pages};
 use rustix::fs::SeekFrom;
 
 use super::process::CollectError;
-use crate::address::TargetAddr;
-use crate::ids::Pid;
-use crate::linux::known;
-use crate::linux::memory::page_bytes;
-use crate::linux::proc::maps::{Device, Region, RegionKind};
-use crate::linux::proc::mounts;
-use crate::linux::proc::process::entry_path;
-use crate::linux::process_memory::{self, Pages};
-use crate::memory::Span;
 
 /// Maximum size that is inspected page by page (before Linux 6.7): only shadow memory of sanitizers is as large.
 const SLOW_BYTES_MAX: u64 = 1 << 40;

@@ -5,16 +5,15 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::ids::{Pid, Tid};
+use heapbpf_base::memory::Span;
+use heapbpf_linux::arch::{self, FRAME_POINTER_INDEX, RED_ZONE_BYTES};
+use heapbpf_linux::proc::ProcError;
+use heapbpf_linux::proc::maps::Region;
+use heapbpf_linux::ptrace::{Stop, Tracee};
+use heapbpf_linux::signals;
 use serde::{Deserialize, Serialize};
-
-use crate::address::TargetAddr;
-use crate::ids::{Pid, Tid};
-use crate::linux::arch::{self, FRAME_POINTER_INDEX, RED_ZONE_BYTES};
-use crate::linux::proc::ProcError;
-use crate::linux::proc::maps::Region;
-use crate::linux::ptrace::{Stop, Tracee};
-use crate::linux::signals;
-use crate::memory::Span;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThreadState {

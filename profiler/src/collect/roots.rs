@@ -4,15 +4,16 @@
 use std::collections::HashSet;
 use std::iter;
 
-use super::process::ThreadState;
-use crate::address::TargetAddr;
-use crate::ids::Tid;
-use crate::linux::arch::{
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::ids::Tid;
+use heapbpf_base::memory::{Memory, Span, WORD_BYTES, joined, without};
+use heapbpf_linux::arch::{
     self, CONTROL_BLOCK_TOP_BYTES_MAX, MARK_LINE_WORDS, MARK_OFFSET, MARK_TARGET, MARK_WORDS, PTHREAD_LIST_OFFSET,
     PTHREAD_TID_OFFSET, RED_ZONE_BYTES,
 };
-use crate::linux::proc::maps::{Region, RegionKind, region_of};
-use crate::memory::{Memory, Span, WORD_BYTES, joined, without};
+use heapbpf_linux::proc::maps::{Region, RegionKind, region_of};
+
+use super::process::ThreadState;
 
 /// Returns all of `memory` without `heap_areas` (in any order), the unused parts of stacks, and stacks of exited
 /// threads, by rising address and without overlaps.

@@ -6,20 +6,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::ids::{Pid, Tid};
+use heapbpf_linux::arch;
+use heapbpf_linux::pidfd::raw_pid;
+use heapbpf_linux::proc::maps::Region;
+use heapbpf_linux::proc::process::thread_name;
+use heapbpf_linux::proc::stat::{self, Stat};
+use heapbpf_linux::ptrace::{Options, Stop, Tracee};
 use rustc_hash::FxHashSet;
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 
 use super::fork::ForkCopy;
 use super::inject::{self, InjectedThread};
 use super::process::{CollectError, ForkError, Release, StopLimit, StoppedThread, ThreadState};
-use crate::address::TargetAddr;
-use crate::ids::{Pid, Tid};
-use crate::linux::arch;
-use crate::linux::pidfd::raw_pid;
-use crate::linux::proc::maps::Region;
-use crate::linux::proc::process::thread_name;
-use crate::linux::proc::stat::{self, Stat};
-use crate::linux::ptrace::{Options, Stop, Tracee};
 
 /// Time limit for threads to stop. A thread that waits for a disk stops when the disk has answered.
 const STOP_SECONDS_MAX: u64 = 2;
@@ -317,7 +317,7 @@ impl Stopped {
     fn stop_of(&self, tracee: &Tracee) -> io::Result<Option<Stop>> {
         if self.is_child && tracee.tid().0 == self.pid.0 {
             // The exit status is left for the parent.
-            let Some(pid) = crate::linux::pidfd::raw_pid(self.pid) else { return Ok(None) };
+            let Some(pid) = heapbpf_linux::pidfd::raw_pid(self.pid) else { return Ok(None) };
             let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
             if !matches!(waitid(WaitId::Pid(pid), options), Ok(Some(_))) {
                 return Ok(None);

@@ -2,9 +2,10 @@
 
 pub(crate) mod fixture;
 
-use super::*;
-use crate::address::TargetAddr;
 use fixture::{Subject, collect_here};
+use heapbpf_base::address::TargetAddr;
+
+use super::*;
 
 /// A program with a known value in a register, and memory with known contents.
 const HOLDS: &str = r#"

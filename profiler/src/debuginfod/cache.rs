@@ -9,9 +9,10 @@ use std::path::PathBuf;
 use std::sync::Once;
 use std::time::{Duration, SystemTime};
 
-use crate::linux::files::Replacement;
-use crate::linux::folder::Folder;
-use crate::linux::rights::Rights;
+use heapbpf_linux::files::Replacement;
+use heapbpf_linux::folder::Folder;
+use heapbpf_linux::rights::Rights;
+
 use crate::object::elf::BuildId;
 use crate::reader;
 

@@ -21,7 +21,8 @@ use self::cache::{Cache, Cached};
 use self::client::Client;
 pub(crate) use self::settings::{Server, Settings};
 pub(crate) use self::transfer::{Failure, Watch};
-use crate::linux::files::Replacement;
+use heapbpf_linux::files::Replacement;
+
 use crate::object::elf::{BuildId, Elf};
 use crate::object::image::Image;
 

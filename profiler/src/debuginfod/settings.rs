@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+use heapbpf_linux::rights::Rights;
 use hyper::Uri;
 use thiserror::Error;
 
-use crate::linux::rights::Rights;
 use crate::reader;
 
 /// Time within which a server must send 100 KiB.

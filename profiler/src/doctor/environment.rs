@@ -1,7 +1,8 @@
 //! Recognizes the environment of heapbpf: containers, emulated kernels and virtual machines. Pure functions of facts.
 
+use heapbpf_linux::attempt::Attempt;
+
 use super::facts::{Facts, source};
-use crate::linux::attempt::Attempt;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {

@@ -9,10 +9,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use flate2::read::GzDecoder;
-
-use crate::linux::attempt::{Attempt, Errno};
-use crate::linux::feature::KERNEL_BTF;
-use crate::shown;
+use heapbpf_base::shown;
+use heapbpf_linux::attempt::{Attempt, Errno};
+use heapbpf_linux::feature::KERNEL_BTF;
 
 /// The hidden command that makes an [`Attempt`] and prints the kernel's answer: a seccomp filter may kill the caller.
 pub(crate) const ATTEMPT_COMMAND: &str = "doctor-attempt";

@@ -1,15 +1,16 @@
 //! JSON of a diagnosis. `docs/doctor.schema.json` is generated from these types: the doc comment of a type or a field is its
 //! description there.
 
+use heapbpf_ledger::model::{ProbeScope, ScopeKind};
+use heapbpf_linux::attempt::Errno;
+use heapbpf_linux::feature::Support;
 #[cfg(test)]
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::facts::Answer;
 use super::{Costs, Diagnosis, EnginesForecast, Target};
-use crate::linux::attempt::Errno;
-use crate::linux::feature::Support;
-use crate::model::{ProbeScope, ScopeKind};
+use crate::probe::cost::expected_ns;
 use crate::probe::place::Class;
 use crate::probe::plan::PlannedHook;
 use crate::session::ScopeForecast;
@@ -301,7 +302,7 @@ impl<'a> Hook<'a> {
             offset: planned.offset().0,
             instruction: placement.map(|placement| placement.instruction.as_str()),
             emulated: placement.map(|placement| placement.class == Class::Emulated),
-            expected_ns: expected.map(|(placement, costs)| costs.expected_ns(placement.class, hook.spec.shape)),
+            expected_ns: expected.map(|(placement, costs)| expected_ns(costs, placement.class, hook.spec.shape)),
             error: planned.placement.as_ref().err().map(ToString::to_string),
         }
     }

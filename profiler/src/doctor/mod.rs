@@ -14,18 +14,20 @@ use tracing::debug;
 
 use self::environment::{Environment, in_initial_pid_namespace, in_initial_user_namespace, recognize};
 pub(crate) use self::facts::{ATTEMPT_COMMAND, serve_attempt};
+use heapbpf_base::ids::Pid;
+use heapbpf_linux::attempt::{Attempt, Errno};
+use heapbpf_linux::feature::{self, Feature, Support};
+use heapbpf_linux::memory::page_bytes;
+use heapbpf_linux::proc::process;
+
 use self::facts::{Answer, Facts, source};
 use self::refusal::{Refusal, refusals, selected_word};
 use self::trial::{Trial, TrialKind};
 use crate::bpf::load::{BackendChoice, Kernel, KernelConfig, LinkKind, LoadError};
 use crate::bpf::processes::{TracepointError, TracepointReason};
 use crate::guardrail::CallCosts;
-use crate::ids::Pid;
 use crate::keeper::Keeper;
-use crate::linux::attempt::{Attempt, Errno};
-use crate::linux::feature::{self, Feature, Support};
-use crate::linux::memory::page_bytes;
-use crate::linux::proc::process;
+use crate::probe::cost::expected_ns;
 use crate::probe::cost::{self, CostError, Subject};
 pub(crate) use crate::probe::cost::{Costs, TARGET_COMMAND, serve};
 use crate::probe::place::PlacementMode;
@@ -119,7 +121,7 @@ fn pair_ns(hooks: &[PlannedHook], costs: &Costs) -> Option<f64> {
     let cost = |allocates: bool| {
         let mut of_kind = hooks.iter().filter(|planned| planned.hook.spec.shape.allocates() == allocates);
         let (planned, placement) = of_kind.find_map(|planned| Some((planned, planned.placement.as_ref().ok()?)))?;
-        Some(costs.expected_ns(placement.class, planned.hook.spec.shape))
+        Some(expected_ns(costs, placement.class, planned.hook.spec.shape))
     };
     Some(cost(true)? + cost(false)?)
 }

@@ -5,10 +5,11 @@ mod permission;
 
 pub(crate) use self::kernel::selected_word;
 
+use heapbpf_linux::feature::Feature;
+
 use super::environment::{Environment, Kind};
 use super::facts::{Facts, source};
 use super::trial::TrialKind;
-use crate::linux::feature::Feature;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {

@@ -3,17 +3,18 @@
 use std::io;
 
 use anstyle::Style;
+use heapbpf_ledger::model::ScopeKind;
+use heapbpf_linux::feature::Support;
+use heapbpf_report::page::Column::{self, Left, Right};
+use heapbpf_report::page::{BAD, GOOD, HEADING, PLAIN, Page, table_lines};
+use heapbpf_report::plain_json;
+use heapbpf_report::text::printable;
 
 use super::json::Doctor;
 use super::{Costs, Diagnosis, EnginesForecast, Refusal, Target, Trial};
-use crate::linux::feature::Support;
-use crate::model::ScopeKind;
+use crate::probe::cost::expected_ns;
 use crate::probe::place::Class;
 use crate::probe::plan::PlannedHook;
-use crate::report::page::Column::{self, Left, Right};
-use crate::report::page::{BAD, GOOD, HEADING, PLAIN, Page, table_lines};
-use crate::report::plain_json;
-use crate::report::text::printable;
 use crate::session::ScopeForecast;
 
 pub(crate) fn write_json(diagnosis: &Diagnosis, out: &mut dyn io::Write) -> io::Result<()> {
@@ -21,8 +22,8 @@ pub(crate) fn write_json(diagnosis: &Diagnosis, out: &mut dyn io::Write) -> io::
 }
 
 pub(crate) fn text(diagnosis: &Diagnosis, colour: bool) -> String {
-    let mut page = Page::new(None, colour);
-    page.line(
+    let mut page = DiagnosisPage(Page::new(None, colour));
+    page.0.line(
         HEADING,
         &format!("heapbpf {} on Linux {} ({})", env!("CARGO_PKG_VERSION"), diagnosis.kernel, std::env::consts::ARCH),
     );
@@ -35,13 +36,16 @@ pub(crate) fn text(diagnosis: &Diagnosis, colour: bool) -> String {
     }
     page.lacking(diagnosis);
     page.verdict(diagnosis);
-    page.text
+    page.0.text
 }
 
-impl Page {
+/// The page of a diagnosis.
+struct DiagnosisPage(Page);
+
+impl DiagnosisPage {
     fn heading(&mut self, heading: &str) {
-        self.gap();
-        self.line(HEADING, heading);
+        self.0.gap();
+        self.0.line(HEADING, heading);
     }
 
     fn styled_table(&mut self, columns: &[Column], rows: Vec<(Style, Vec<String>)>) {
@@ -51,7 +55,7 @@ impl Page {
         let headings = lines.len().saturating_sub(styles.len());
         let styles = std::iter::repeat_n(PLAIN, headings).chain(styles);
         for (style, line) in styles.zip(lines) {
-            self.line(style, &format!("  {line}"));
+            self.0.line(style, &format!("  {line}"));
         }
     }
 
@@ -96,7 +100,7 @@ impl Page {
     fn costs(&mut self, costs: Option<&Costs>) {
         self.heading("what a probe costs here, per call");
         let Some(costs) = costs else {
-            return self.line(PLAIN, "  not measured: no probe could be attached");
+            return self.0.line(PLAIN, "  not measured: no probe could be attached");
         };
         let row = |name: &str, entry: f64, both: f64| (PLAIN, vec![name.to_owned(), nanos(entry), nanos(both)]);
         let columns = [Left("probed instruction"), Right("entry (free)"), Right("and return (malloc)")];
@@ -115,7 +119,7 @@ impl Page {
                 let columns = [function, Right("offset"), instruction, probe, Right("per call"), module];
                 self.styled_table(&columns, hooks.iter().map(|hook| (PLAIN, row(hook, costs))).collect());
             }
-            Err(error) => self.line(BAD, &format!("  {}", printable(error))),
+            Err(error) => self.0.line(BAD, &format!("  {}", printable(error))),
         }
         if let Some(scope) = &target.scope {
             self.forecast_scope(scope);
@@ -127,30 +131,30 @@ impl Page {
 
     fn engines(&mut self, engines: &EnginesForecast) {
         let rate = engines.allocations_per_second;
-        self.gap();
-        self.line(PLAIN, &format!("  allocations per second of CPU time: ≈ {rate:.0} (counted for 0.2 s)"));
+        self.0.gap();
+        self.0.line(PLAIN, &format!("  allocations per second of CPU time: ≈ {rate:.0} (counted for 0.2 s)"));
         // The counted time without the probes is then too small to be a divisor.
         let trap = if engines.trap > 10.0 { "more than 10".to_owned() } else { format!("≈ {:.2}", engines.trap) };
-        self.line(PLAIN, &format!("  CPU time with `--engine trap`: {trap} times"));
+        self.0.line(PLAIN, &format!("  CPU time with `--engine trap`: {trap} times"));
         let inline = match engines.inline {
             Some(times) => format!("≈ {times:.2} times ({} pointers lead to its functions)", engines.pointers),
             None => "as with `trap`: no pointer of a global offset table leads to its functions".to_owned(),
         };
-        self.line(PLAIN, &format!("  CPU time with `--engine inline`: {inline}"));
+        self.0.line(PLAIN, &format!("  CPU time with `--engine inline`: {inline}"));
     }
 
     fn forecast_scope(&mut self, scope: &ScopeForecast) {
         let foreign = scope.foreign_probes.map_or_else(|| "unknown".to_owned(), |probes| probes.to_string());
         let style = if scope.foreign_probes.is_some_and(|probes| probes > 0) { BAD } else { PLAIN };
-        self.gap();
-        self.line(PLAIN, &format!("  other processes that map these files: {}", scope.other_processes));
-        self.line(style, &format!("  probes of other tools on these functions: {foreign}"));
+        self.0.gap();
+        self.0.line(PLAIN, &format!("  other processes that map these files: {}", scope.other_processes));
+        self.0.line(style, &format!("  probes of other tools on these functions: {foreign}"));
         for (selection, choice) in [("this target alone", &scope.one_target), ("`--all`", &scope.all)] {
             let kind = match choice.kind {
                 ScopeKind::Process => "probes of single processes",
                 ScopeKind::Inode => "probes shared by all processes that map these files",
             };
-            self.line(PLAIN, &format!("  with {selection}: {kind} ({})", printable(&choice.reason)));
+            self.0.line(PLAIN, &format!("  with {selection}: {kind} ({})", printable(&choice.reason)));
         }
     }
 
@@ -172,30 +176,30 @@ impl Page {
             self.refusal(refusal, consequence(refusal, diagnosis), false);
         }
         for (trial, consequence, remedy) in lacking {
-            self.line(PLAIN, &format!("  {}: {consequence}; {remedy}", trial.name()));
+            self.0.line(PLAIN, &format!("  {}: {consequence}; {remedy}", trial.name()));
         }
     }
 
     fn refusal(&mut self, refusal: &Refusal, consequence: Option<&str>, repeats_remedy: bool) {
-        self.line(PLAIN, &format!("  {}", printable(&refusal.reason)));
-        self.line(PLAIN, &format!("    feature:  {}", refusal.feature));
+        self.0.line(PLAIN, &format!("  {}", printable(&refusal.reason)));
+        self.0.line(PLAIN, &format!("    feature:  {}", refusal.feature));
         if let Some(consequence) = consequence {
-            self.line(PLAIN, &format!("    without:  {consequence}"));
+            self.0.line(PLAIN, &format!("    without:  {consequence}"));
         }
         for (number, evidence) in refusal.evidence.iter().enumerate() {
             let title = if number == 0 { "evidence:" } else { "" };
-            self.line(PLAIN, &format!("    {title:9} {}", printable(evidence)));
+            self.0.line(PLAIN, &format!("    {title:9} {}", printable(evidence)));
         }
         let remedy = if repeats_remedy { "as before".into() } else { printable(&refusal.remedy) };
-        self.line(PLAIN, &format!("    remedy:   {remedy}"));
+        self.0.line(PLAIN, &format!("    remedy:   {remedy}"));
     }
 
     fn verdict(&mut self, diagnosis: &Diagnosis) {
-        self.gap();
+        self.0.gap();
         if diagnosis.works() {
-            return self.line(GOOD, "profiling works here");
+            return self.0.line(GOOD, "profiling works here");
         }
-        self.line(BAD, "profiling does not work here");
+        self.0.line(BAD, "profiling does not work here");
         let mut last_remedy = "";
         for refusal in diagnosis.refusals.iter().filter(|refusal| diagnosis.is_decisive(refusal)) {
             self.refusal(refusal, None, refusal.remedy == last_remedy);
@@ -203,11 +207,11 @@ impl Page {
         }
         for trial in diagnosis.trials.iter().filter(|trial| trial.prevents()) {
             if let Some(remedy) = trial.remedy().filter(|_| diagnosis.explanation(trial).is_none()) {
-                self.line(PLAIN, &format!("  {}: {remedy}", trial.name()));
+                self.0.line(PLAIN, &format!("  {}: {remedy}", trial.name()));
             }
         }
         if let Some(Target { pid, hooks: Err(_), .. }) = &diagnosis.target {
-            self.line(PLAIN, &format!("  process {pid}: see above"));
+            self.0.line(PLAIN, &format!("  process {pid}: see above"));
         }
     }
 }
@@ -230,7 +234,7 @@ fn row(hook: &PlannedHook, costs: Option<&Costs>) -> Vec<String> {
                 Class::Emulated => "emulated",
                 Class::SingleStepped => "single-stepped",
             },
-            costs.map_or_else(String::new, |costs| nanos(costs.expected_ns(placement.class, spec.shape))),
+            costs.map_or_else(String::new, |costs| nanos(expected_ns(costs, placement.class, spec.shape))),
         ),
         Err(error) => (printable(&error.to_string()).into_owned(), "impossible", String::new()),
     };

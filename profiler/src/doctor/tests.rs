@@ -2,20 +2,20 @@
 
 mod machines;
 
+use heapbpf_base::address::FileOffset;
+use heapbpf_base::ids::ModuleId;
+use heapbpf_base::testing::schema::{check_reports, check_schema};
+use heapbpf_ledger::model::{ProbeScope, ScopeKind};
+use profiler_common::arch::ARGUMENTS;
 use serde_json::Value;
 
 use super::report::{text, write_json};
 use super::*;
-use crate::address::FileOffset;
 use crate::allocator::functions;
 use crate::allocator::resolve::ResolvedHook;
-use crate::ids::ModuleId;
-use crate::model::{ProbeScope, ScopeKind};
 use crate::probe::code::PlaceError;
 use crate::probe::place::{Arguments, Class, Placement};
 use crate::probe::plan::Plan;
-use crate::report::schema;
-use profiler_common::arch::ARGUMENTS;
 
 fn trial(kind: TrialKind, support: Support) -> Trial {
     Trial::new(kind, support)
@@ -311,10 +311,10 @@ fn trials_are_stronger_than_facts() {
 
 #[test]
 fn the_json_conforms_to_its_schema_and_has_all_its_fields() {
-    let schema = schema::check_file::<json::Doctor<'_>>("doctor", "heapbpf's JSON diagnosis");
+    let schema = check_schema::<json::Doctor<'_>>("doctor", "heapbpf's JSON diagnosis");
     let without_probes = Diagnosis { costs: None, ..healthy() };
     let reports = [healthy(), filtered(), without_probes].map(|diagnosis| json(&diagnosis));
-    schema::check_reports(&schema, &reports, &Value::Null);
+    check_reports(&schema, &reports, &Value::Null);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Trials of `doctor`, and their results.
 
-use crate::linux::feature::{Feature, Support};
+use heapbpf_linux::feature::{Feature, Support};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TrialKind {

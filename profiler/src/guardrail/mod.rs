@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 
-use crate::ledger::confidence::Z_95;
-use crate::ledger::totals::Totals;
-use crate::units::MonotonicNanos;
+use heapbpf_base::units::MonotonicNanos;
+use heapbpf_ledger::confidence::Z_95;
+use heapbpf_ledger::totals::Totals;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Limits {

@@ -1,10 +1,10 @@
 //! Targets that allocate at known rates.
 
+use heapbpf_base::units::Amounts;
 use profiler_common::interval::Interval;
 use proptest::prelude::*;
 
 use super::*;
-use crate::units::Amounts;
 
 const COSTS: CallCosts = CallCosts { alloc_ns: 600.0, free_ns: 400.0 };
 const SECOND: u64 = 1_000_000_000;

@@ -7,12 +7,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
+use heapbpf_linux::files;
 use simple_dns::rdata::RData;
 use simple_dns::{CLASS, Name, Packet, PacketFlag, Question, RCODE, TYPE};
 use tokio::net::UdpSocket;
 use tokio::time::timeout;
-
-use crate::linux::files;
 
 const HOSTS: &str = "/etc/hosts";
 const CONFIGURATION: &str = "/etc/resolv.conf";

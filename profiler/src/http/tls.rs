@@ -3,15 +3,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use heapbpf_base::shown::Shown;
+use heapbpf_linux::files;
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::{ClientConfig, Error as RustlsError, RootCertStore};
-
-use crate::linux::files;
-use crate::shown::Shown;
 
 const CA_BYTES_MAX: u64 = 16 << 20;
 

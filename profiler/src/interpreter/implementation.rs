@@ -4,14 +4,14 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use heapbpf_base::language::Language;
+use heapbpf_base::language::facts::Functions;
+use heapbpf_ledger::ingest::field::DecodeError;
+use heapbpf_linux::bpf_map::ArrayValue;
 use profiler_common::record::RecordKind;
 
 use super::memory::Memory;
 use super::process::Process;
-use crate::ingest::field::DecodeError;
-use crate::language::Language;
-use crate::language::facts::Functions;
-use crate::linux::bpf_map::ArrayValue;
 use crate::object::ObjectError;
 use crate::object::interpreted::{Code, CodeBody, Function, PlacedCode};
 use crate::object::module::Module;

@@ -1,7 +1,7 @@
 //! Memory of a target.
 
-use crate::ids::Pid;
-use crate::linux::process_memory;
+use heapbpf_base::ids::Pid;
+use heapbpf_linux::process_memory;
 
 /// Memory of a target.
 pub(crate) trait Memory {

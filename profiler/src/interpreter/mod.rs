@@ -16,16 +16,15 @@ mod ruby;
 mod saved;
 mod version;
 
-use std::mem::offset_of;
-
 use profiler_common::interpreter::{CodeId, CodeKind, CodePlace, CodePlaceRecord};
 
 pub(crate) use self::control_block::{control_block, may_define_threads};
 use self::implementation::{Found, Implementation, Sent, Sign};
 pub(crate) use self::process::{CodeMapping, Process};
-use crate::ingest::field::{DecodeError, field, word};
-use crate::ingest::record::RawCode;
-use crate::language::Language;
+use heapbpf_base::language::Language;
+use heapbpf_ledger::ingest::field::{DecodeError, field};
+use heapbpf_ledger::ingest::record::RawCode;
+
 use crate::object::ObjectError;
 use crate::object::interpreted::PlacedCode;
 use crate::object::module::Module;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::ids::Pid;
+use heapbpf_base::ids::Pid;
 
 /// A process that maps a module with a runtime.
 pub(crate) struct Process {

@@ -1,10 +1,12 @@
 //! Any bytes of a record give code or an error.
 
+use std::mem::offset_of;
+
+use heapbpf_base::ids::Pid;
 use profiler_common::record::RecordKind;
 use proptest::prelude::*;
 
 use super::*;
-use crate::ids::Pid;
 
 const KINDS: [RecordKind; 4] = [RecordKind::Code, RecordKind::CodePlace, RecordKind::RubyCode, RecordKind::PhpCode];
 

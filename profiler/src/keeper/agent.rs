@@ -4,15 +4,14 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use heapbpf_base::ids::{Pid, Tid};
+use heapbpf_linux::companion::{self, Channel};
+use heapbpf_linux::pidfd::PidFd;
+use heapbpf_linux::proc::stat;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-
-use crate::ids::{Pid, Tid};
-use crate::linux::companion::{self, Channel};
-use crate::linux::pidfd::PidFd;
-use crate::linux::proc::stat;
 
 #[derive(Debug)]
 pub(super) struct Agent {

@@ -8,6 +8,10 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use heapbpf_base::ids::Pid;
+use heapbpf_linux::companion::{Channel, Companion};
+use heapbpf_linux::pidfd::PidFd;
+use heapbpf_linux::proc::maps::Region;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 use tracing::debug;
@@ -18,10 +22,6 @@ use super::protocol::{
 };
 use crate::bpf::load::LinkKind;
 use crate::collect::{CollectError, ProcessCopy, StopLimit, StoppedProcess, ThreadState};
-use crate::ids::Pid;
-use crate::linux::companion::{Channel, Companion};
-use crate::linux::pidfd::PidFd;
-use crate::linux::proc::maps::Region;
 
 #[derive(Debug, Error)]
 pub(crate) enum KeeperError {

@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use heapbpf_base::ids::Pid;
+use heapbpf_linux::exec_stop::{self, ExecStop, ExecStopLayout, StopNote};
+
 use super::client::{Keeper, KeeperError};
 use super::protocol::Request;
-use crate::ids::Pid;
-use crate::linux::exec_stop::{self, ExecStop, ExecStopLayout, StopNote};
 
 /// The agent's side of stops at execs. Dropping it ends the stops, and resumes the process if it is stopped at one.
 #[derive(Debug)]

@@ -7,19 +7,19 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{self, ExitStatus};
 
+use heapbpf_base::ids::{Pid, Tid};
+use heapbpf_base::shown;
+use heapbpf_linux::proc::stat;
+use heapbpf_linux::ptrace;
+use heapbpf_linux::signals::Inherited;
+use heapbpf_linux::spawn::{Spawned, spawn, spawn_resumed};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::client::{Keeper, KeeperError, RemoteStopped, Tracer};
 use super::exec_stops::StoppedExecs;
 use super::protocol::{Answer, Command, Outcome};
 use crate::collect::{CollectError, StoppedProcess};
-use crate::ids::{Pid, Tid};
-use crate::linux::proc::stat;
-use crate::linux::ptrace;
-use crate::linux::signals::Inherited;
-use crate::linux::spawn::{Spawned, spawn, spawn_resumed};
 use crate::process::launch::{LaunchError, ProgramStop, StartUp, has_one_thread};
-use crate::shown;
 
 /// A launched or held process. Dropping it detaches from the process: at once, or after an uninterruptible wait.
 /// [`crate::process::launch::Launch`] documents the methods; its [`LaunchError::Trace`] arrives as [`LaunchError::Keeper`].

@@ -6,12 +6,13 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
 
+use heapbpf_base::ids::Pid;
+use heapbpf_linux::bpf::{AttachType, MultiLink, link_multi};
+use heapbpf_linux::bpf_feature::run_at;
+use heapbpf_linux::uprobe::open_uprobe;
+
 use super::protocol::{LinkId, Site};
 use crate::bpf::load::LinkKind;
-use crate::ids::Pid;
-use crate::linux::bpf::{AttachType, MultiLink, link_multi};
-use crate::linux::bpf_feature::run_at;
-use crate::linux::uprobe::open_uprobe;
 
 const CLOSER_STACK_BYTES: usize = 64 << 10;
 

@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
+use heapbpf_base::ids::Pid;
+use heapbpf_linux::proc::maps::{Region, RegionKind};
 use serde::{Deserialize, Serialize};
 
 use super::control;
 use crate::bpf::load::LinkKind;
 use crate::collect::ThreadState;
-use crate::ids::Pid;
-use crate::linux::proc::maps::{Region, RegionKind};
 use crate::process::launch::{ProgramStop, StartUp};
 
 pub const COMMAND: &str = "keeper";

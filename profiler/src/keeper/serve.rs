@@ -8,6 +8,11 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use heapbpf_base::ids::Pid;
+use heapbpf_linux::companion::{self, Channel};
+use heapbpf_linux::exec_stop::StopNote;
+use heapbpf_linux::proc::maps::Region;
+use heapbpf_linux::signals::{self, ChildSignal};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 
@@ -20,11 +25,6 @@ use crate::collect::fork::ForkCopy;
 use crate::collect::process::{Release, StoppedThread};
 use crate::collect::stop::Stopped;
 use crate::collect::{CollectError, StopLimit};
-use crate::ids::Pid;
-use crate::linux::companion::{self, Channel};
-use crate::linux::exec_stop::StopNote;
-use crate::linux::proc::maps::Region;
-use crate::linux::signals::{self, ChildSignal};
 use crate::process::launch::{Launch, LaunchError, retry_releases};
 
 const NAME: &str = "heapbpf-keeper";

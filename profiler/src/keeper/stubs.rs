@@ -11,6 +11,15 @@ use std::panic::resume_unwind;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use heapbpf_base::ids::{Pid, Tid};
+use heapbpf_linux::known;
+use heapbpf_linux::pidfd::PidFd;
+use heapbpf_linux::proc::maps::regions;
+use heapbpf_linux::proc::process::{entry_path, thread_name};
+use heapbpf_linux::proc::{stat, writable};
+use heapbpf_linux::process_memory::{read_words, share_memory};
+use heapbpf_linux::ptrace::Tracee;
+use heapbpf_linux::scheduling::RealTime;
 use rustix::fs::makedev;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
@@ -19,15 +28,6 @@ use super::protocol::{FunctionPlace, Installation, Installed};
 use crate::collect::inject::InjectedThread;
 use crate::collect::stop::Stopped;
 use crate::collect::{CollectError, StopLimit};
-use crate::ids::{Pid, Tid};
-use crate::linux::known;
-use crate::linux::pidfd::PidFd;
-use crate::linux::proc::maps::regions;
-use crate::linux::proc::process::{entry_path, thread_name};
-use crate::linux::proc::{stat, writable};
-use crate::linux::process_memory::{read_words, share_memory};
-use crate::linux::ptrace::Tracee;
-use crate::linux::scheduling::RealTime;
 
 const WORD_BYTES: usize = 8;
 
@@ -356,12 +356,12 @@ fn receive(thread: &mut InjectedThread, memory: &File, scratch: u64, end: u32) -
 mod tests {
     use std::process::{Child, Command};
 
+    use heapbpf_linux::proc::maps::Region;
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
     use rustix::param::page_size;
 
     use super::*;
     use crate::keeper::protocol::Patch;
-    use crate::linux::proc::maps::Region;
 
     /// A program that waits. Killed when dropped.
     struct Sleeping(Child);

@@ -3,12 +3,12 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use heapbpf_ledger::model::Profile;
 use thiserror::Error;
 use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot, watch};
 use tokio::time::timeout;
 
 use super::namer::{Job, Namer};
-use crate::model::Profile;
 use crate::session::{Control, Progress, Request};
 use crate::snapshot::{Scope, Snapshot};
 use crate::symbolize::sources::Sources;

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 
+use heapbpf_ledger::model::Profile;
 use tokio::sync::oneshot;
 
-use crate::model::Profile;
 use crate::snapshot::{Scope, Snapshot};
 use crate::symbolize::profile::profile;
 use crate::symbolize::resolver::Resolver;

@@ -10,14 +10,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use heapbpf_base::ids::Pid;
+use heapbpf_linux::proc::{mounts, process};
+use heapbpf_linux::rights::Rights;
 use tracing::warn;
 
 use super::ObjectError;
 use super::elf::{BuildId, Elf};
 use super::image::{self, Image, open_beneath};
-use crate::ids::Pid;
-use crate::linux::proc::{mounts, process};
-use crate::linux::rights::Rights;
 use crate::reader::Wanted;
 
 /// `.gnu_debuglink`: a name, padding and a checksum.

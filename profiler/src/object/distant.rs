@@ -4,8 +4,9 @@ use std::fs::File;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use heapbpf_linux::rights::Rights;
+
 use super::ObjectError;
-use crate::linux::rights::Rights;
 use crate::reader::{self, Mapped, Original};
 
 /// Bytes that are read at once: tables of a file are read one after the other, in small pieces.

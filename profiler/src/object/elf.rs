@@ -1,5 +1,7 @@
 //! ELF headers. Finds tables that can be large (symbols, unwind information), which are read elsewhere.
 
+use heapbpf_base::address::{FileOffset, LinkAddr, TargetAddr};
+use heapbpf_base::shown;
 use object::LittleEndian as LE;
 use object::elf::{self, Dyn64, FileHeader64, ProgramHeader64, SectionHeader64};
 use object::pod::{from_bytes, slice_from_all_bytes};
@@ -8,8 +10,6 @@ use serde::{Deserialize, Serialize};
 
 use super::ObjectError;
 use super::image::Image;
-use crate::address::{FileOffset, LinkAddr, TargetAddr};
-use crate::shown;
 
 /// Real files have a few hundred.
 const SECTION_NAMES_BYTES_MAX: u64 = 1 << 20;

@@ -5,13 +5,13 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
+use heapbpf_base::units::MonotonicNanos;
+use heapbpf_linux::rights::Rights;
 use rustc_hash::FxHashMap;
 
 use super::ObjectError;
 use super::image::Image;
-use crate::linux::rights::Rights;
 use crate::reader::Wanted;
-use crate::units::MonotonicNanos;
 
 /// Path of the module that stands for a process's generated code. No file has it: paths of files are absolute.
 pub(crate) const GENERATED: &str = "[jit]";

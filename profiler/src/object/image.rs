@@ -8,20 +8,20 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use heapbpf_base::address::FileOffset;
+use heapbpf_base::ids::Pid;
+use heapbpf_base::shown;
+use heapbpf_linux::known;
+use heapbpf_linux::proc::maps::{Device, FileIdentity, Mapping};
+use heapbpf_linux::proc::mounts;
+use heapbpf_linux::proc::process::{self, entry_path};
+use heapbpf_linux::rights::Rights;
 use rustix::fs::{CWD, MemfdFlags, Mode, OFlags, ResolveFlags, SealFlags, openat};
 use rustix::io::Errno;
 
 use super::ObjectError;
 use super::distant::Distant;
-use crate::address::FileOffset;
-use crate::ids::Pid;
-use crate::linux::known;
-use crate::linux::proc::maps::{Device, FileIdentity, Mapping};
-use crate::linux::proc::mounts;
-use crate::linux::proc::process::{self, entry_path};
-use crate::linux::rights::Rights;
 use crate::reader::{self, Mapped, Opened, Original, ReadError, Wanted};
-use crate::shown;
 
 /// Rewriting a file in place changes its time, replacing it changes its inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

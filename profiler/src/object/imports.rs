@@ -3,6 +3,8 @@
 
 use std::ops::Range;
 
+use heapbpf_base::address::{FileOffset, LinkAddr};
+use heapbpf_base::shown;
 use object::LittleEndian as LE;
 use object::elf::{
     self, DT_JMPREL, DT_NEEDED, DT_PLTRELSZ, DT_RELA, DT_RELASZ, DT_SONAME, DT_STRSZ, DT_STRTAB, DT_SYMTAB, Rela64,
@@ -14,9 +16,7 @@ use rustc_hash::FxHashMap;
 use super::ObjectError;
 use super::elf::{Dynamic, Elf};
 use super::image::Image;
-use crate::address::{FileOffset, LinkAddr};
 use crate::arch::aarch64::Word;
-use crate::shown;
 
 /// Of relocations, symbols or names. Chromium's are 40 MiB.
 const TABLE_BYTES_MAX: u64 = 256 << 20;

@@ -4,11 +4,10 @@
 use std::fmt::Debug;
 use std::sync::{Arc, PoisonError, RwLock};
 
+use heapbpf_base::ids::Pid;
+use heapbpf_base::language::Language;
 use profiler_common::interpreter::{CodeKind, CodePlace, INSTRUCTION_UNKNOWN, InterpretedFrame};
 use rustc_hash::{FxHashMap, FxHashSet};
-
-use crate::ids::Pid;
-use crate::language::Language;
 
 /// Code objects of a session. A process has a few thousand.
 const CODES_MAX: usize = 1 << 20;

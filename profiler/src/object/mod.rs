@@ -12,11 +12,6 @@ pub(crate) mod interpreted;
 pub(crate) mod module;
 mod symbol_sections;
 pub(crate) mod symbols;
-#[cfg(test)]
-mod tests;
-
-#[cfg(test)]
-pub(crate) use tests::fixture;
 
 /// A module that cannot be inspected still has a path, and addresses in it can be shown as offsets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

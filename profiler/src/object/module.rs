@@ -5,6 +5,12 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use heapbpf_base::address::{FileOffset, LinkAddr, TargetAddr};
+use heapbpf_base::ids::{ModuleId, Pid};
+use heapbpf_base::language::Language;
+use heapbpf_base::language::facts::Functions;
+use heapbpf_base::shown;
+use heapbpf_linux::proc::maps::{Device, Mapping, MappingName, is_stubs};
 use tracing::warn;
 
 use super::ObjectError;
@@ -14,12 +20,6 @@ use super::generated::{GENERATED, Generated};
 use super::image::{self, Identity, Image};
 use super::interpreted::CodeTable;
 use super::symbol_sections::SymbolBudget;
-use crate::address::{FileOffset, LinkAddr, TargetAddr};
-use crate::ids::{ModuleId, Pid};
-use crate::language::Language;
-use crate::language::facts::Functions;
-use crate::linux::proc::maps::{Device, Mapping, MappingName, is_stubs};
-use crate::shown;
 
 #[derive(Debug)]
 pub struct Module {

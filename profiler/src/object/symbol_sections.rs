@@ -1,10 +1,10 @@
 //! Where a module's symbol tables are, and how much of them is read.
 
+use heapbpf_base::ids::Pid;
 use object::elf as abi;
 use tracing::{debug, warn};
 
 use super::elf::{Elf, Section};
-use crate::ids::Pid;
 
 /// Of `.dynsym`, its names and its versions, each. Large real ones: 4 MiB of symbols and 8 MiB of names in JavaScript engines, some
 /// tens of MiB in libraries of templates for machine learning. A file may be sparse, so that large tables cost only who reads them.

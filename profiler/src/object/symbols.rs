@@ -12,8 +12,8 @@ use super::image::Image;
 use super::module::Module;
 use super::symbol_sections::Sections;
 pub(crate) use super::symbol_sections::SymbolSource;
-use crate::address::{FileOffset, LinkAddr};
-use crate::shown;
+use heapbpf_base::address::{FileOffset, LinkAddr};
+use heapbpf_base::shown;
 
 /// Prefix of the compiler's own functions since Rust 1.87, such as `_RNvCs…_7___rustc12___rust_alloc`.
 const RUSTC_CRATE: &[u8] = b"7___rustc";

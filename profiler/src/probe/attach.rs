@@ -2,14 +2,14 @@
 
 use std::fs::File;
 
+use heapbpf_base::address::{FileOffset, TargetAddr};
+use heapbpf_base::ids::Pid;
+use heapbpf_linux::proc::maps::Mapping;
 use profiler_common::hook::HookCookie;
 use thiserror::Error;
 
-use crate::address::{FileOffset, TargetAddr};
 use crate::bpf::load::{Kernel, LoadError};
-use crate::ids::Pid;
 use crate::keeper::{Keeper, KeeperError, Link, Site};
-use crate::linux::proc::maps::Mapping;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Probe {

@@ -12,14 +12,14 @@
 //! If anything is unknown, the function is followed.
 
 use gimli::{BaseAddresses, EhFrameHdr, LittleEndian};
+use heapbpf_base::address::{FileOffset, LinkAddr};
+use heapbpf_base::ids::ModuleId;
 use profiler_common::hook::{CallShape, NESTED_CALLERS_MAX};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::arch::flow::{Flow, ReadCode, follow};
 use super::arch::{InstructionSet, Native};
-use crate::address::{FileOffset, LinkAddr};
 use crate::allocator::resolve::ResolvedHook;
-use crate::ids::ModuleId;
 use crate::object::imports::slots as slots_of;
 use crate::object::module::{Module, ModuleStore};
 

@@ -1,9 +1,9 @@
 //! Reads the code of a function from its module's file. Bounded, whatever the file contains.
 
+use heapbpf_base::address::{FileOffset, LinkAddr};
 use thiserror::Error;
 
 use super::arch::{Instruction, InstructionSet, Native};
-use crate::address::{FileOffset, LinkAddr};
 use crate::object::ObjectError;
 use crate::object::module::Module;
 use crate::object::symbols::DefinedFunction;

@@ -8,6 +8,11 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
+use heapbpf_base::address::{FileOffset, TargetAddr};
+use heapbpf_base::ids::{HeapId, Pid};
+use heapbpf_linux::clock;
+use heapbpf_linux::feature::Spot;
+use heapbpf_linux::proc::maps::{self, Mapping};
 use profiler_common::arch::ARGUMENTS;
 use profiler_common::hook::{CallShape, HookCookie, ProbeScope, Site};
 use profiler_common::sampling::SamplingRate;
@@ -15,14 +20,9 @@ use thiserror::Error;
 
 use super::attach::{AttachError, Probe, addresses, attach};
 use super::place::Class;
-use crate::address::{FileOffset, TargetAddr};
 use crate::bpf::load::{Kernel, LoadError};
-use crate::ids::{HeapId, Pid};
 use crate::keeper::Keeper;
-use crate::linux::clock;
-use crate::linux::feature::Spot;
-use crate::linux::proc::maps::{self, Mapping};
-pub(crate) use crate::model::ProbeCosts as Costs;
+pub(crate) use heapbpf_ledger::model::ProbeCosts as Costs;
 
 /// The hidden command that runs heapbpf as the probed process.
 pub(crate) const TARGET_COMMAND: &str = "doctor-target";
@@ -32,14 +32,13 @@ const ROUNDS: usize = 9;
 
 const CALLS_MAX: u32 = 10_000_000;
 
-impl Costs {
-    pub(crate) fn expected_ns(&self, class: Class, shape: CallShape) -> f64 {
-        match (class, shape.allocates()) {
-            (Class::Emulated, false) => self.emulated_ns,
-            (Class::SingleStepped, false) => self.single_stepped_ns,
-            (Class::Emulated, true) => self.emulated_with_return_ns,
-            (Class::SingleStepped, true) => self.single_stepped_with_return_ns,
-        }
+/// Returns the nanoseconds that one call of a hook of this shape is expected to cost, by what was measured.
+pub(crate) fn expected_ns(costs: &Costs, class: Class, shape: CallShape) -> f64 {
+    match (class, shape.allocates()) {
+        (Class::Emulated, false) => costs.emulated_ns,
+        (Class::SingleStepped, false) => costs.single_stepped_ns,
+        (Class::Emulated, true) => costs.emulated_with_return_ns,
+        (Class::SingleStepped, true) => costs.single_stepped_with_return_ns,
     }
 }
 

@@ -7,15 +7,15 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
+use heapbpf_base::shown::Shown;
+use heapbpf_linux::bpf;
+use heapbpf_linux::proc::maps::FileIdentity;
 use tracing::debug;
 
 use super::leftover::CodeLocation;
 use super::plan::PlannedHook;
-use crate::linux::bpf;
-use crate::linux::proc::maps::FileIdentity;
 use crate::object::image::{Image, identity_here};
 use crate::object::module::ModuleStore;
-use crate::shown::Shown;
 
 #[derive(Debug, Default)]
 pub(crate) struct Found<'a> {

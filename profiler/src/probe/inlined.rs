@@ -6,14 +6,14 @@
 
 use std::collections::BTreeSet;
 
+use heapbpf_base::address::LinkAddr;
+use heapbpf_base::ids::ModuleId;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::arch::{InstructionSet, Native, PointerPlace};
 use super::calls::function_starts;
-use crate::address::LinkAddr;
 use crate::allocator::hook_set::HookSet;
 use crate::allocator::resolve::ResolvedHook;
-use crate::ids::ModuleId;
 use crate::object::elf::{Elf, Segment};
 use crate::object::module::{Module, ModuleStore};
 

@@ -1,13 +1,13 @@
 //! Functions that only jump to another one (jemalloc's `new[]`): hooked at the target, a call has one probe, one sample.
 
+use heapbpf_base::address::FileOffset;
+use heapbpf_base::ids::ModuleId;
 use indexmap::IndexSet;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::code::Code;
-use crate::address::FileOffset;
 use crate::allocator::resolve::ResolvedHook;
 use crate::allocator::spec::HookSpec;
-use crate::ids::ModuleId;
 use crate::object::module::ModuleStore;
 
 /// Jump targets of functions, by module and offset; read once per session.

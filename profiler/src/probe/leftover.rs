@@ -6,14 +6,15 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::AsFd;
 
+use heapbpf_base::address::FileOffset;
+use heapbpf_base::ids::{ModuleId, Pid};
+use heapbpf_linux::bpf::{AttachType, load_nothing};
+use heapbpf_linux::proc::stat::first_thread_has_exited;
+use heapbpf_linux::process_memory;
+
 use super::arch::{InstructionSet, Native};
-use crate::address::FileOffset;
 use crate::bpf::load::LinkKind;
-use crate::ids::{ModuleId, Pid};
 use crate::keeper::{Keeper, KeeperError, Site};
-use crate::linux::bpf::{AttachType, load_nothing};
-use crate::linux::proc::stat::first_thread_has_exited;
-use crate::linux::process_memory;
 use crate::object::module::ModuleStore;
 use crate::process::address_space::AddressSpace;
 

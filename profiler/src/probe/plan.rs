@@ -1,5 +1,7 @@
 //! Numbers hooks and heaps for a session and makes the cookies of probes. Pure: the caller computes placements.
 
+use heapbpf_base::address::FileOffset;
+use heapbpf_base::ids::{HeapId, HookId, ModuleId};
 use profiler_common::hook::{HookCookie, NestedCallers, ProbeScope, Site};
 use profiler_common::limits::HEAPS_MAX;
 use rustc_hash::FxHashMap;
@@ -7,9 +9,7 @@ use thiserror::Error;
 
 use super::code::PlaceError;
 use super::place::Placement;
-use crate::address::FileOffset;
 use crate::allocator::resolve::ResolvedHook;
-use crate::ids::{HeapId, HookId, ModuleId};
 
 /// All hooks and heaps of a session. Targets that share a module share its hooks.
 #[derive(Debug, Default)]
@@ -124,11 +124,12 @@ impl Plan {
 
 #[cfg(test)]
 mod tests {
+    use heapbpf_base::ids::ModuleId;
+    use profiler_common::arch::x86_64::{R8, R9, R10};
+
     use super::*;
     use crate::allocator::functions;
-    use crate::ids::ModuleId;
     use crate::probe::place::{Arguments, Class};
-    use profiler_common::arch::x86_64::{R8, R9, R10};
 
     fn hook(function: &str, module: u32, heap: &str) -> ResolvedHook {
         let (number, spec) =

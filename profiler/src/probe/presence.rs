@@ -2,10 +2,11 @@
 //! of all processes wait for (`register_for_each_vma` in kernel/events/uprobes.c): a file system that does not answer would stop
 //! the machine.
 
-use crate::address::FileOffset;
-use crate::ids::ModuleId;
-use crate::linux::proc::mounts;
-use crate::linux::process_memory::has_file_page;
+use heapbpf_base::address::FileOffset;
+use heapbpf_base::ids::ModuleId;
+use heapbpf_linux::proc::mounts;
+use heapbpf_linux::process_memory::has_file_page;
+
 use crate::object::module::ModuleStore;
 use crate::process::address_space::AddressSpace;
 

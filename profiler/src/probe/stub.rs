@@ -8,8 +8,9 @@ use self::image::Frames;
 pub(crate) use self::image::{ENTRIES_MAX, HEADER_BYTES, entries, list};
 use super::arch::stub::{Common, Routine, StubSet, TABLE_BITS, logarithm};
 pub(crate) use super::arch::stub::{Nothrow, SlotIndex, StubError, StubFunction, StubSite, slot};
+use heapbpf_linux::memory::page_bytes;
+
 use super::arch::{InstructionSet as _, Native};
-use crate::linux::memory::page_bytes;
 
 /// The instruction that a probe writes over another.
 pub(crate) const BREAKPOINT: &[u8] = Native::BREAKPOINT;

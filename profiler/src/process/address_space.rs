@@ -1,10 +1,11 @@
 //! Executable mappings of a process. Unmapped modules are remembered, because stacks outlive `dlclose` and the process;
 //! a reused address is attributed to the later one. A process that calls exec needs a new [`AddressSpace`].
 
-use crate::address::{FileOffset, TargetAddr};
-use crate::ids::{ModuleId, Pid};
-use crate::linux::proc::ProcError;
-use crate::linux::proc::maps::{Mapping, executable_mappings};
+use heapbpf_base::address::{FileOffset, TargetAddr};
+use heapbpf_base::ids::{ModuleId, Pid};
+use heapbpf_linux::proc::ProcError;
+use heapbpf_linux::proc::maps::{Mapping, executable_mappings};
+
 use crate::object::module::{ModuleStore, Modules};
 
 /// Maximum number of remembered unmapped ranges, which just-in-time compilers create; the oldest are dropped.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::linux::proc::process::Membership;
+use heapbpf_linux::proc::process::Membership;
 
 const MOUNT: &str = "/sys/fs/cgroup";
 

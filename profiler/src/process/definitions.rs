@@ -3,15 +3,15 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use heapbpf_base::ids::{ModuleId, Pid};
+use heapbpf_linux::proc::maps::{self, FileIdentity};
+use heapbpf_linux::proc::process;
 use rustc_hash::FxHashMap;
 use tracing::debug;
 
 use super::address_space::AddressSpace;
 use super::link_map::{LinkMap, LinkPosition};
 use super::pattern::ModulePattern;
-use crate::ids::{ModuleId, Pid};
-use crate::linux::proc::maps::{self, FileIdentity};
-use crate::linux::proc::process;
 use crate::object::ObjectError;
 use crate::object::image::Image;
 use crate::object::module::{Module, ModuleStore};
@@ -169,7 +169,7 @@ fn bias(space: &AddressSpace, id: ModuleId, module: &Module) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::object::fixture::{Running, Workshop};
+    use heapbpf_base::testing::{Running, Workshop};
 
     /// A program with functions of its own, one of them local.
     const PROGRAM: &str = r#"

@@ -7,14 +7,14 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::Duration;
 
+use heapbpf_base::ids::{Pid, Tid};
+use heapbpf_linux::arch::{AUDIT_ARCH, is_probe_syscall};
+use heapbpf_linux::exec_stop::StopNote;
+use heapbpf_linux::ptrace::{self, Stop, SyscallPhase, Tracee};
+use heapbpf_linux::spawn::run_to_exec;
 use serde::{Deserialize, Serialize};
 use tracing::debug;
 
-use crate::ids::{Pid, Tid};
-use crate::linux::arch::{AUDIT_ARCH, is_probe_syscall};
-use crate::linux::exec_stop::StopNote;
-use crate::linux::ptrace::{self, Stop, SyscallPhase, Tracee};
-use crate::linux::spawn::run_to_exec;
 use crate::process::link_map;
 
 mod start_up;

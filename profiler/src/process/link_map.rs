@@ -5,14 +5,13 @@ use std::fs::File;
 use std::hash::Hasher;
 use std::os::unix::fs::FileExt;
 
+use heapbpf_base::ids::Pid;
+use heapbpf_linux::proc::maps::executable_identity;
+use heapbpf_linux::proc::mounts;
+use heapbpf_linux::proc::process::{Auxv, entry_path};
+use heapbpf_linux::process_memory;
 use object::elf;
 use rustc_hash::FxHasher;
-
-use crate::ids::Pid;
-use crate::linux::proc::maps::executable_identity;
-use crate::linux::proc::mounts;
-use crate::linux::proc::process::{Auxv, entry_path};
-use crate::linux::process_memory;
 
 /// Maximum number of nodes in one namespace; programs have hundreds at most.
 const NODES_MAX: usize = 8192;

@@ -3,33 +3,19 @@
 //! file that the process executes.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use heapbpf_base::ids::Pid;
+use heapbpf_base::shown;
+use heapbpf_ledger::model::Program;
+use heapbpf_linux::proc::maps::{Device, executable_identity};
+use heapbpf_linux::proc::process;
+use heapbpf_linux::rights::Rights;
 
-use crate::ids::Pid;
-use crate::linux::proc::maps::{Device, executable_identity};
-use crate::linux::proc::process;
-use crate::linux::rights::Rights;
 use crate::object::image::identity_beneath;
-use crate::shown;
 
 /// Directories of links to programs, besides the directory of the file.
 const DIRECTORIES: [&str; 6] = ["/usr/local/bin", "/usr/local/sbin", "/usr/bin", "/usr/sbin", "/bin", "/sbin"];
 const NAME_BYTES_MAX: usize = 255;
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Program {
-    /// Path of the executable, as in the process's mappings.
-    pub path: Arc<str>,
-    /// Path of the link that it was started by.
-    pub started_as: Arc<str>,
-}
-
-/// The path of a module as reports show it: the link that the program was started by in place of its file.
-pub(crate) fn shown_path<'a>(program: Option<&'a Program>, module: &'a Arc<str>) -> &'a Arc<str> {
-    program.filter(|program| program.path == *module).map_or(module, |program| &program.started_as)
-}
 
 /// Finds the link to the program that the process was started by; `None` if it was started by the file's own name.
 pub(crate) fn started_as(pid: Pid, command: &str, comm: &str) -> Option<Program> {

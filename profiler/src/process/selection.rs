@@ -3,16 +3,17 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::ids::{Identity, Pid};
-use crate::linux::clock;
-use crate::linux::proc::ProcError;
-use crate::linux::proc::hierarchy;
-use crate::linux::proc::process::{self, Membership};
-use crate::linux::proc::stat::Stat;
+use heapbpf_base::ids::{Identity, Pid};
+use heapbpf_base::shown;
+use heapbpf_linux::clock;
+use heapbpf_linux::proc::ProcError;
+use heapbpf_linux::proc::hierarchy;
+use heapbpf_linux::proc::process::{self, Membership};
+use heapbpf_linux::proc::stat::Stat;
+
 use crate::process::cgroup::Cgroup;
 use crate::process::pattern::{Names, Pattern};
 use crate::process::target::{TargetError, running};
-use crate::shown;
 
 /// The selection on the command line. The default matches nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -161,9 +162,10 @@ fn is_same(facts: &ProcessFacts) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use heapbpf_base::ids::{Identity, StartTime};
+    use heapbpf_linux::proc::process::Membership;
+
     use super::*;
-    use crate::ids::{Identity, StartTime};
-    use crate::linux::proc::process::Membership;
 
     fn process(pid: u32, command: &str, cgroup: &str) -> ProcessFacts {
         ProcessFacts {
@@ -247,7 +249,7 @@ mod scan_tests {
     use std::process::Command;
 
     use super::*;
-    use crate::object::fixture::{Running, Workshop};
+    use heapbpf_base::testing::{Running, Workshop};
 
     fn selection(pattern: &str) -> Selection {
         Selection { patterns: vec![pattern.parse().expect("a pattern")], ..Selection::default() }

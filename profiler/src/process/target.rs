@@ -6,19 +6,20 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::sync::Arc;
 
+use heapbpf_base::ids::{Identity, Pid, StartTime};
+use heapbpf_ledger::model::Program;
+use heapbpf_linux::companion::is_companion;
+use heapbpf_linux::file_view::FileView;
+use heapbpf_linux::pidfd::{PidFd, Readiness};
+use heapbpf_linux::proc::stat::Stat;
+use heapbpf_linux::proc::{ProcError, hierarchy, process};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::io::retry_on_intr;
 use thiserror::Error;
 
-use crate::ids::{Identity, Pid, StartTime};
-use crate::linux::companion::is_companion;
-use crate::linux::file_view::FileView;
-use crate::linux::pidfd::{PidFd, Readiness};
-use crate::linux::proc::stat::Stat;
-use crate::linux::proc::{ProcError, hierarchy, process};
 use crate::process::cgroup;
 use crate::process::launch::shell_code;
-use crate::process::program::{Program, started_as};
+use crate::process::program::started_as;
 
 #[derive(Debug)]
 pub(crate) struct Process {
@@ -176,8 +177,9 @@ impl Exits {
 mod tests {
     use std::process::{Child, Command, Stdio};
 
+    use heapbpf_linux::pidfd::PidFd;
+
     use super::*;
-    use crate::linux::pidfd::PidFd;
 
     #[test]
     fn wait_statuses_become_shell_codes() {

@@ -5,9 +5,8 @@ use std::collections::HashMap;
 use std::fs;
 use std::str::FromStr;
 
+use heapbpf_ledger::model::{Pod, TargetProfile, Workload};
 use strum::{EnumString, IntoStaticStr};
-
-use crate::model::{Pod, TargetProfile, Workload};
 
 /// The kubelet's log directories, as seen by the first process of the host: heapbpf may run in a container.
 const POD_LOGS: &str = "/proc/1/root/var/log/pods";
@@ -217,8 +216,9 @@ impl Labeller {
 
 #[cfg(test)]
 mod tests {
+    use heapbpf_report::testing as test_profiles;
+
     use super::*;
-    use crate::report::test_profiles;
 
     const UID: &str = "6f2e5a1c-0b1d-4c9e-9f00-1234567890ab";
     const ID: &str = "4f1ab2c9d05e7788990011223344556677889900aabbccddeeff001122334455";

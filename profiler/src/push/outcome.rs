@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use heapbpf_base::shown;
 use hyper::StatusCode;
 use hyper::header::{LOCATION, RETRY_AFTER};
 use jiff::Timestamp;
@@ -10,7 +11,6 @@ use prost::Message;
 
 use super::client::Answer;
 use super::endpoint::{Backend, Endpoint};
-use crate::shown;
 
 /// Maximum pause requested by a server: the server may be replaced in a longer one.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);

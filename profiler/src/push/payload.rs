@@ -4,14 +4,14 @@ use std::io::{self, Write};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use heapbpf_ledger::model::{Profile, TargetProfile};
+use heapbpf_report::series::{Series, SeriesValues};
+use heapbpf_report::{View, otlp_series, pprof_series};
 use prost::Message;
 
 use super::endpoint::Backend;
 use super::labels::{Labeller, Labels};
 use super::messages::{Label, RawSample, parca, pyroscope};
-use crate::model::{Profile, TargetProfile};
-use crate::report::series::{Series, SeriesValues};
-use crate::report::{View, otlp_series, pprof_series};
 
 /// Number of processes of a window that have series of their own in any case, and maximum number: the largest ones, if they are
 /// older than the window. All others share the series of their other labels.

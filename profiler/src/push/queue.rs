@@ -9,13 +9,13 @@ use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use heapbpf_linux::files::{Replacement, TEMPORARY_PREFIX};
+use heapbpf_linux::folder::Folder;
 use hyper::body::Bytes;
 use rustix::process::geteuid;
 
 use super::payload::Payload;
 use super::status::{DropReason, Drops};
-use crate::linux::files::{Replacement, TEMPORARY_PREFIX};
-use crate::linux::folder::Folder;
 
 const MAGIC: [u8; 8] = *b"heapbpf\x01";
 const HEADER_BYTES: usize = 24;

@@ -16,16 +16,15 @@ use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use heapbpf_base::ids::Pid;
+#[cfg(not(test))]
+use heapbpf_linux::companion::Companion;
+use heapbpf_linux::companion::{Channel, Message};
+use heapbpf_linux::proc::maps::Device;
+use heapbpf_linux::rights::Rights;
+use heapbpf_linux::{known, signals};
 use serde::{Deserialize, Serialize};
 use tracing::debug;
-
-use crate::ids::Pid;
-#[cfg(not(test))]
-use crate::linux::companion::Companion;
-use crate::linux::companion::{Channel, Message};
-use crate::linux::proc::maps::Device;
-use crate::linux::rights::Rights;
-use crate::linux::{known, signals};
 
 pub(crate) use reach::{Unanswered, reach};
 pub use serve::serve;

@@ -3,12 +3,12 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use heapbpf_base::shown::Shown;
+use heapbpf_linux::proc::mounts::{self, Distant};
+use heapbpf_linux::rights::Rights;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
 use super::{Place, ReadError, Request, answer, bytes_of};
-use crate::linux::proc::mounts::{self, Distant};
-use crate::linux::rights::Rights;
-use crate::shown::Shown;
 
 /// A file system of this machine that did not answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -8,6 +8,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
+use heapbpf_linux::companion::{self, Channel};
+use heapbpf_linux::confinement::{close_inherited, close_outputs};
+use heapbpf_linux::proc::maps::Device;
+use heapbpf_linux::proc::mounts;
+use heapbpf_linux::proc::process::entry_path;
+use heapbpf_linux::rights::Rights;
+use heapbpf_linux::walk::{Walk, WalkError};
 use rustix::fs::{
     AtFlags, CWD, MemfdFlags, Mode, OFlags, SealFlags, StatxFlags, fcntl_add_seals, fstatfs, memfd_create, openat,
     statx,
@@ -15,13 +22,6 @@ use rustix::fs::{
 use rustix::process::geteuid;
 
 use super::{Answer, COPY_BYTES_MAX, Failure, Original, REQUEST_BYTES_MAX, Request};
-use crate::linux::companion::{self, Channel};
-use crate::linux::confinement::{close_inherited, close_outputs};
-use crate::linux::proc::maps::Device;
-use crate::linux::proc::mounts;
-use crate::linux::proc::process::entry_path;
-use crate::linux::rights::Rights;
-use crate::linux::walk::{Walk, WalkError};
 
 /// Maximum size of a message with rights: a user can be in 65,536 groups (`NGROUPS_MAX` in include/uapi/linux/limits.h), each of
 /// which takes at most 5 bytes.

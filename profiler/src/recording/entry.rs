@@ -2,20 +2,20 @@
 
 use std::sync::Arc;
 
+use heapbpf_base::address::{FileOffset, TargetAddr};
+use heapbpf_base::ids::{LedgerId, ModuleId, Pid, Tid};
+use heapbpf_base::units::MonotonicNanos;
+use heapbpf_ledger::live::Correction;
+use heapbpf_ledger::model::{Health, MemoryFacts, Others, Symbolization};
+use heapbpf_ledger::timeline::TimelinePoint;
+use heapbpf_linux::proc::maps::Mapping;
 use serde::{Deserialize, Serialize};
 
-use crate::address::{FileOffset, TargetAddr};
-use crate::ids::{LedgerId, ModuleId, Pid, Tid};
-use crate::ledger::live::Correction;
-use crate::ledger::timeline::TimelinePoint;
-use crate::linux::proc::maps::Mapping;
-use crate::model::{Health, MemoryFacts, Others, Symbolization};
 use crate::object::elf::Segment;
 use crate::object::module::Module;
 use crate::process::address_space::{Interpreted, MappedModule};
 use crate::snapshot::{HeapFacts, TargetFacts};
 use crate::symbolize::ResolvedFrame;
-use crate::units::MonotonicNanos;
 
 /// A change of ledgers. Written with postcard: the order of variants and fields is part of the format.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

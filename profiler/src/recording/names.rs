@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use heapbpf_base::address::FileOffset;
+use heapbpf_base::ids::ModuleId;
+use heapbpf_ledger::model::{SymbolSource, Symbolization};
 use rustc_hash::FxHashMap;
 
 use super::entry::{ModuleFacts, NamedLocation, Names};
-use crate::address::FileOffset;
-use crate::ids::ModuleId;
-use crate::model::{SymbolSource, Symbolization};
 use crate::object::ObjectError;
 use crate::object::elf::BuildId;
 use crate::object::image::open_recorded;

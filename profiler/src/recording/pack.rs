@@ -3,6 +3,10 @@
 
 use std::hash::Hash;
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::ids::{HeapId, HookId, Pid, StackId, Tid};
+use heapbpf_base::units::MonotonicNanos;
+use heapbpf_ledger::ingest::event::{Allocation, Event, Free, Remap, Stack};
 use profiler_common::interval::Interval;
 use profiler_common::limits::STACK_FRAMES_MAX;
 use profiler_common::stack::StackEnd;
@@ -12,10 +16,6 @@ use thiserror::Error;
 
 use super::entry::{Fact, Step};
 use super::replay::Entry;
-use crate::address::TargetAddr;
-use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
-use crate::ingest::event::{Allocation, Event, Free, Remap, Stack};
-use crate::units::MonotonicNanos;
 
 /// An entry as written, with postcard. Addresses, frames and times are distances from the previous one in the block;
 /// callers and threads are numbered in the order of their entries. New variants go to the end, and change the major

@@ -4,13 +4,13 @@ use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::Path;
 
+use heapbpf_linux::files;
 use thiserror::Error;
 
 use super::block::{Block, BlockError, FILE_HEADER_BYTES, HeaderError, Kind, check_header, read_block, read_up_to};
 use super::entry::{FunctionStart, NamedLocation};
 use super::pack::{PackError, Unpacker};
 use super::replay::{Entry, Replay};
-use crate::linux::files;
 
 /// Maximum ratio of contents to their compressed size (usually 2 to 5), of folds and of the file up to there: against files that
 /// are crafted to exhaust memory and time.

@@ -7,6 +7,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use heapbpf_base::ids::{LedgerId, Pid};
+use heapbpf_base::shown::Shown;
+use heapbpf_base::units::MonotonicNanos;
+use heapbpf_ledger::Ledger;
+use heapbpf_ledger::ingest::event::Event;
+use heapbpf_ledger::model::{End, MemoryFacts};
+use heapbpf_ledger::timeline::TimelinePoint;
 use rustc_hash::{FxHashMap, FxHashSet};
 use tracing::warn;
 
@@ -15,16 +22,9 @@ use super::entry::{
 };
 use super::replay::Entry;
 use super::write::{WriteError, WriteReason, Writer, Written};
-use crate::ids::{LedgerId, Pid};
-use crate::ingest::event::Event;
-use crate::ledger::Ledger;
-use crate::ledger::timeline::TimelinePoint;
-use crate::model::{End, MemoryFacts};
 use crate::object::module::ModuleStore;
 use crate::process::address_space::AddressSpace;
-use crate::shown::Shown;
 use crate::snapshot::ThreadNames;
-use crate::units::MonotonicNanos;
 
 const BATCH: usize = 8192;
 /// Maximum number of batches in the queue to the writer thread: about 5 MiB.

@@ -4,24 +4,24 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use heapbpf_base::ids::{HeapId, LedgerId, ModuleId, Pid};
+use heapbpf_base::units::{Cubes, MonotonicNanos};
+use heapbpf_ledger::Ledger;
+use heapbpf_ledger::ingest::event::Event;
+use heapbpf_ledger::model::{Health, Leaks, MemoryAccount, Symbolization, Window};
+use heapbpf_ledger::snapshot::TargetSnapshot;
+use heapbpf_ledger::timeline::Timeline;
+use heapbpf_ledger::totals::Flow;
+use heapbpf_linux::proc::maps::{Device, Mapping, MappingName};
 use rustc_hash::FxHashSet;
 use serde::{Deserialize, Serialize};
 
 use super::entry::{
     Fact, HealthFacts, MappedRange, Mark, ModuleFacts, NamedLocation, SessionFacts, Step, TargetRecord, ThreadFacts,
 };
-use crate::ids::{HeapId, LedgerId, ModuleId, Pid};
-use crate::ingest::event::Event;
-use crate::ledger::Ledger;
-use crate::ledger::snapshot::TargetSnapshot;
-use crate::ledger::timeline::Timeline;
-use crate::ledger::totals::Flow;
-use crate::linux::proc::maps::{Device, Mapping, MappingName};
-use crate::model::{Health, Leaks, MemoryAccount, Symbolization, Window};
 use crate::object::module::Modules;
 use crate::process::address_space::{AddressSpace, MappedModule};
 use crate::snapshot::{Base, HeapFacts, Snapshot, TargetState, ThreadNames, WindowFacts};
-use crate::units::{Cubes, MonotonicNanos};
 
 mod fold;
 pub(crate) mod late;

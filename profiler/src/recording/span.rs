@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
+use heapbpf_base::ids::LedgerId;
+use heapbpf_base::units::MonotonicNanos;
+use heapbpf_ledger::model::{Window, WindowReason};
+use heapbpf_ledger::totals::Flow;
 use thiserror::Error;
 
 use super::entry::ModuleFacts;
 use super::names::RecordedNames;
 use super::replay::late::LateFacts;
 use super::replay::{Entry, Replay, Start};
-use crate::ids::LedgerId;
-use crate::ledger::totals::Flow;
-use crate::model::{Window, WindowReason};
 use crate::object::module::Modules;
 use crate::snapshot::Snapshot;
-use crate::units::MonotonicNanos;
 
 /// A time span, in nanoseconds since the recording began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

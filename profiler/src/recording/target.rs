@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use heapbpf_base::ids::Pid;
+use heapbpf_base::units::MonotonicNanos;
+use heapbpf_ledger::model::{Beginning, End, Overhead, Rights, TargetFacts};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::ids::Pid;
-use crate::model::{Beginning, End, Overhead, Rights, TargetFacts};
-use crate::process::program::Program;
-use crate::units::MonotonicNanos;
+use heapbpf_ledger::model::Program;
 
 #[derive(Serialize, Deserialize)]
 struct RecordedFacts {

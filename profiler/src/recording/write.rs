@@ -10,6 +10,9 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
+use heapbpf_base::shown::Shown;
+use heapbpf_base::units::MonotonicNanos;
+use heapbpf_linux::files::Replacement;
 use thiserror::Error;
 
 use super::block::{BlockWriter, FILE_HEADER_BYTES, Kind, check_header, file_header, read_block, read_up_to};
@@ -17,9 +20,6 @@ use super::entry::{FunctionStart, NamedLocation, Names};
 use super::pack::Packer;
 use super::read::{DamageReason, Reading};
 use super::replay::{Entry, Replay};
-use crate::linux::files::Replacement;
-use crate::shown::Shown;
-use crate::units::MonotonicNanos;
 
 /// Size at which a block is written, and age of its first entry at which it is written.
 const BLOCK_RAW_BYTES: usize = 1 << 20;

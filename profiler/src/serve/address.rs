@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use crate::shown::Shown;
+use heapbpf_base::shown::Shown;
 
 /// An address `IP:PORT`, `localhost:PORT` or `unix:PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use heapbpf_base::units::EstimatedBytes;
 use hyper::body::Bytes;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
@@ -11,7 +12,6 @@ use tokio::time::{Instant, sleep};
 use super::render::Renders;
 use super::source::Source;
 use crate::session::Progress;
-use crate::units::EstimatedBytes;
 
 /// Shortest time between two updates.
 const PERIOD: Duration = Duration::from_secs(2);

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use flate2::write::GzEncoder;
 use flate2::{Compression, GzBuilder};
+use heapbpf_ledger::model::Profile;
 use hyper::StatusCode;
 use hyper::body::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use super::refusal::Refusal;
 use super::route::ReportQuery;
-use crate::model::Profile;
 
 /// Maximum number of reports that are being rendered or wait for it.
 const JOBS_MAX: usize = 8;
@@ -251,14 +251,14 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use flate2::read::GzDecoder;
+    use heapbpf_report::{Format, View};
 
     use super::*;
-    use crate::report::{Format, View};
 
     const KEY: Key = Key::Report(ReportQuery { format: Format::Json, target: None, view: Some(View::LiveBytes) });
 
     fn profile(ended_unix_ns: u64) -> Arc<Profile> {
-        Arc::new(Profile { ended_unix_ns, ..crate::report::test_profiles::exact() })
+        Arc::new(Profile { ended_unix_ns, ..heapbpf_report::testing::exact() })
     }
 
     #[tokio::test]

@@ -5,6 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
+use heapbpf_base::ids::Pid;
+use heapbpf_ledger::model::{Others, Profile};
+use heapbpf_report::{Format, Presentation, ReportError, View, html, write_pprof_change};
 use hyper::body::{Body as _, Bytes, Incoming};
 use hyper::header::{
     ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_SECURITY_POLICY,
@@ -24,9 +27,6 @@ use super::refusal::Refusal;
 use super::render::{Key, Rendered, Renders};
 use super::route::{self, Action, Endpoint, PprofQuery, Query, ReportQuery};
 use super::source::{self, Source, State};
-use crate::ids::Pid;
-use crate::model::{Others, Profile};
-use crate::report::{Format, Presentation, ReportError, View, html, write_pprof_change};
 
 /// Maximum size of a request's body. No path has a use for a body.
 const BODY_BYTES_MAX: u64 = 64 << 10;

@@ -1,10 +1,10 @@
 //! Paths and queries. No path names a file.
 
+use heapbpf_base::ids::Pid;
+use heapbpf_report::{Format, View};
 use hyper::{Method, StatusCode};
 
 use super::refusal::Refusal;
-use crate::ids::Pid;
-use crate::report::{Format, View};
 
 /// Permission that a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

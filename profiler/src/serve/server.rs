@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
+use heapbpf_report::Presentation;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -29,7 +30,6 @@ use super::stream::Paced;
 use super::token::Token;
 use crate::live::Feed;
 use crate::push::PushStatus;
-use crate::report::Presentation;
 
 /// Maximum number of connections of a socket.
 const CONNECTIONS_MAX: u32 = 64;

@@ -6,8 +6,9 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
 
+use heapbpf_linux::listener::{SocketName, listen_at};
+
 use super::address::Address;
-use crate::linux::listener::{SocketName, listen_at};
 
 #[derive(Debug)]
 pub(super) enum Socket {

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use heapbpf_ledger::model::Profile;
 use hyper::StatusCode;
 use tokio::sync::watch;
 
 use super::refusal::Refusal;
 use crate::live::{Feed, Unavailable};
-use crate::model::Profile;
 use crate::push::PushStatus;
 use crate::snapshot::Snapshot;
 

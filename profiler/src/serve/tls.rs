@@ -3,14 +3,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use heapbpf_base::shown::Shown;
+use heapbpf_linux::files;
 use rustls::ServerConfig;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::TlsAcceptor;
-
-use crate::linux::files;
-use crate::shown::Shown;
 
 const PEM_BYTES_MAX: u64 = 1 << 20;
 

@@ -7,11 +7,10 @@ use std::path::Path;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use heapbpf_base::shown::Shown;
+use heapbpf_linux::files;
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
-
-use crate::linux::files;
-use crate::shown::Shown;
 
 const BYTES_MIN: usize = 16;
 const BYTES_MAX: usize = 1024;

@@ -3,15 +3,15 @@
 use std::fmt;
 use std::time::Duration;
 
+use heapbpf_base::ids::Pid;
+use heapbpf_linux::exec_stop::ExecStopLayout;
+use heapbpf_linux::pidfd::{Readiness, raw_pid};
 use rustix::process::kill_process;
 use tokio::signal::unix::Signal;
 use tokio::time::Instant;
 use tracing::debug;
 
-use crate::ids::Pid;
 use crate::keeper::{Launch, StoppedExecs};
-use crate::linux::exec_stop::ExecStopLayout;
-use crate::linux::pidfd::{Readiness, raw_pid};
 use crate::process::launch::{LaunchError, shell_code};
 
 pub struct Command {

@@ -8,6 +8,11 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use bytesize::ByteSize;
+use heapbpf_base::units::EstimatedBytes;
+use heapbpf_ledger::CallsiteLimit;
+use heapbpf_ledger::limit::{self, CALLSITES_MAX};
+use heapbpf_ledger::model::ScopeKind;
+use heapbpf_linux::memory;
 use profiler_common::interval::Interval;
 use profiler_common::limits::LIVE_BLOCKS_DEFAULT;
 use profiler_common::unwind::RowCell;
@@ -24,14 +29,9 @@ use crate::bpf::load::{BackendChoice, LinkKind, possible_cpus};
 use crate::check::heap_snapshot::HeapSnapshot;
 use crate::collect::Method;
 use crate::guardrail::Limits;
-use crate::ledger::CallsiteLimit;
-use crate::ledger::limit::{self, CALLSITES_MAX};
-use crate::linux::memory;
-use crate::model::ScopeKind;
 use crate::probe::place::PlacementMode;
 use crate::process::selection::{ProcessFacts, Selection};
 use crate::snapshot::Snapshot;
-use crate::units::EstimatedBytes;
 
 /// Divisor of the memory left in heapbpf's control group: empty kernel maps may take a quarter of it, and callsites
 /// another.

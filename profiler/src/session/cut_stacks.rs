@@ -2,14 +2,14 @@
 
 use std::time::Instant;
 
+use heapbpf_base::ids::Pid;
+use heapbpf_linux::clock;
 use rustc_hash::FxHashMap;
 
 use super::probes::Probes;
 use super::process_table::ProcessTable;
 use super::resume::resume;
 use super::target::Target;
-use crate::ids::Pid;
-use crate::linux::clock;
 
 impl Probes {
     /// Continues the cut stacks of a target's old program a last time at its exec, and permits stack copies of the new

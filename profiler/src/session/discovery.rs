@@ -1,14 +1,14 @@
 //! Discovery of allocator functions in targets, and of the instructions to probe. Attaches nothing.
 
 use anyhow::{Context, Result};
+use heapbpf_base::ids::{HookId, Pid};
+use heapbpf_ledger::model::{InlinedHeap, Origin, UnfoundHook};
 
 use super::hooks::Hooks;
 use super::target::Target;
 use crate::allocator::hook_set::{CustomFunction, HookSet};
 use crate::allocator::resolve::{LEAK_SANITIZER, NoAllocator, ResolvedHook, resolve, symbols};
 use crate::allocator::selection::{HeapSelection, MMAP};
-use crate::ids::{HookId, Pid};
-use crate::model::{InlinedHeap, Origin, UnfoundHook};
 use crate::object::module::ModuleStore;
 use crate::probe::calls::Calls;
 use crate::probe::inlined::{Inlined, InlinedFunction};

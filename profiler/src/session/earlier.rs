@@ -9,6 +9,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::ids::{HeapId, Pid, Tid};
+use heapbpf_base::units::MonotonicNanos;
+use heapbpf_ledger::ingest::event::{Event, Free};
+use heapbpf_ledger::model::Inventory;
+use heapbpf_ledger::{LiveAllocation, inventory};
+use heapbpf_linux::memory;
 use profiler_common::interval::Interval;
 use profiler_common::record::FreeRecord;
 use profiler_common::sampling::estimated_count;
@@ -18,14 +25,7 @@ use super::overload::random_seed;
 use super::process_table::ProcessTable;
 use super::stale::StaleBlocks;
 use super::target::Target;
-use crate::address::TargetAddr;
 use crate::collect::{CollectError, Collected};
-use crate::ids::{HeapId, Pid, Tid};
-use crate::ingest::event::{Event, Free};
-use crate::ledger::{LiveAllocation, inventory};
-use crate::linux::memory;
-use crate::model::Inventory;
-use crate::units::MonotonicNanos;
 use crate::walk::{self, Absence, Scene, Walk, glibc, walk};
 
 /// Maximum number of frees to note, which bounds their memory to about 200 MiB, and in a small control group to their
@@ -411,10 +411,11 @@ fn random_fraction() -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use heapbpf_base::ids::{HookId, StackId};
+    use heapbpf_base::units::Amounts;
+    use heapbpf_ledger::ingest::event::Allocation;
+
     use super::*;
-    use crate::ids::{HookId, StackId};
-    use crate::ingest::event::Allocation;
-    use crate::units::Amounts;
 
     fn blocks(sizes: impl IntoIterator<Item = u64>) -> Vec<Earlier> {
         let block = |(number, size_bytes)| Earlier { address: TargetAddr(number * 4096), size_bytes, heap: HeapId(0) };

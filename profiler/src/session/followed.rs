@@ -3,14 +3,14 @@
 use std::os::fd::OwnedFd;
 
 use anyhow::{Context, Result};
+use heapbpf_base::ids::Pid;
+use heapbpf_linux::pidfd::Readiness;
 use rustix::event::{EventfdFlags, eventfd};
 use tokio::time::Instant;
 use tracing::debug;
 
 use super::command::FOLLOW_PERIOD;
-use crate::ids::Pid;
 use crate::keeper::{Keeper, Launch};
-use crate::linux::pidfd::Readiness;
 use crate::process::launch::ProgramStop;
 
 pub(super) struct Followed {

@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
 
+use heapbpf_report::text::{counted, printable};
 use tracing::warn;
 
 use crate::object::module::ModuleStore;
 use crate::probe::foreign::{self, Found};
 use crate::probe::leftover::CodeLocation;
 use crate::probe::plan::PlannedHook;
-use crate::report::text::{counted, printable};
 
 #[derive(Debug, Default)]
 pub(super) struct ForeignProbes {

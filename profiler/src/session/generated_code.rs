@@ -3,13 +3,13 @@
 use std::fs::File;
 use std::sync::Arc;
 
+use heapbpf_base::ids::Pid;
+use heapbpf_ledger::ingest::event::Stack;
+use heapbpf_linux::clock;
+use heapbpf_linux::proc::process::{self, Owner};
+use heapbpf_linux::rights::Rights;
 use tracing::debug;
 
-use crate::ids::Pid;
-use crate::ingest::event::Stack;
-use crate::linux::clock;
-use crate::linux::proc::process::{self, Owner};
-use crate::linux::rights::Rights;
 use crate::object::ObjectError;
 use crate::object::generated::{Generated, is_dump, open_perf_map};
 use crate::object::image::Image;

@@ -4,6 +4,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use bytesize::ByteSize;
+use heapbpf_base::ids::Pid;
+use heapbpf_ledger::model::{Action, Excess, Guardrails, Reached};
+use heapbpf_linux::memory::GroupMemory;
+use heapbpf_linux::{clock, memory};
 use thiserror::Error;
 use tracing::{debug, warn};
 
@@ -13,10 +17,6 @@ use super::rates::Rates;
 use crate::bpf::footprint::{Adjustable, KernelMaps};
 use crate::bpf::load::Kernel;
 use crate::guardrail::{CpuMonitor, Limits, Shares, doublings};
-use crate::ids::Pid;
-use crate::linux::memory::GroupMemory;
-use crate::linux::{clock, memory};
-use crate::model::{Action, Excess, Guardrails, Reached};
 use crate::probe::cost::Costs;
 
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

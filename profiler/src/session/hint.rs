@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use heapbpf_base::ids::Pid;
+use heapbpf_linux::clock;
+use heapbpf_report::text::printable;
 use tracing::warn;
 
 use super::target::Target;
 use crate::guardrail::{CallCosts, OverheadMonitor, Share};
-use crate::ids::Pid;
-use crate::linux::clock;
-use crate::report::text::printable;
 
 #[derive(Debug)]
 pub(super) struct Hint {

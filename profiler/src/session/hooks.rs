@@ -3,6 +3,13 @@
 use std::cell::LazyCell;
 
 use anyhow::{Context, Result};
+use heapbpf_base::ids::{HeapId, HookId, ModuleId};
+use heapbpf_base::units::MonotonicNanos;
+use heapbpf_ledger::model::{HookKind, HookStatus};
+use heapbpf_ledger::totals::Totals;
+use heapbpf_linux::memory;
+use heapbpf_linux::proc::stat::Stat;
+use heapbpf_linux::rights::Rights;
 use profiler_common::hook::{CallShape, ProbeScope};
 use tracing::warn;
 
@@ -12,23 +19,17 @@ use crate::allocator::no_return;
 use crate::allocator::resolve::ResolvedHook;
 use crate::bpf::load::{Kernel, LinkKind};
 use crate::guardrail::CallCosts;
-use crate::ids::{HeapId, HookId, ModuleId};
-use crate::ledger::totals::Totals;
-use crate::linux::memory;
-use crate::linux::proc::stat::Stat;
-use crate::linux::rights::Rights;
-use crate::model::{HookKind, HookStatus};
 use crate::object::module::ModuleStore;
 use crate::probe::attach::{Probe, addresses};
 use crate::probe::code::{Code, PlaceError};
 use crate::probe::cost::Costs;
+use crate::probe::cost::expected_ns;
 use crate::probe::leftover::CodeLocation;
 use crate::probe::place::{Class, Emulation, PlacementMode, place};
 use crate::probe::plan::{Plan, PlannedHook};
 use crate::probe::presence::{self, Absence};
 use crate::process::address_space::AddressSpace;
 use crate::snapshot::HeapFacts;
-use crate::units::MonotonicNanos;
 
 #[derive(Default)]
 pub(super) struct Hooks {
@@ -305,7 +306,7 @@ impl Hooks {
                 .filter_map(|hook| {
                     let planned = plan.hook(hook.id);
                     let class = planned.placement.as_ref().ok()?.class;
-                    Some(costs.expected_ns(class, planned.hook.spec.shape))
+                    Some(expected_ns(costs, class, planned.hook.spec.shape))
                 })
                 .collect();
             #[expect(clippy::cast_precision_loss, reason = "hooks count by the dozen")]

@@ -5,6 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use heapbpf_base::ids::Pid;
+use heapbpf_linux::clock;
 use profiler_common::interval::Interval;
 use profiler_common::limits::INTERVAL_BYTES_MAX;
 
@@ -19,9 +21,7 @@ use super::unwinding::Tables;
 use crate::allocator::hook_set::HookSet;
 use crate::allocator::selection::HeapSelection;
 use crate::bpf::load::{BackendChoice, LinkKind};
-use crate::ids::Pid;
 use crate::keeper::{Keeper, KeeperError};
-use crate::linux::clock;
 use crate::probe::foreign;
 use crate::probe::leftover::{CodeLocation, breakpoints, remove};
 use crate::probe::place::PlacementMode;

@@ -2,6 +2,11 @@
 
 use std::time::Duration;
 
+use heapbpf_base::units::MonotonicNanos;
+use heapbpf_ledger::ingest::decode;
+use heapbpf_ledger::ingest::event::Event;
+use heapbpf_ledger::ingest::field::DecodeError;
+use heapbpf_ledger::ingest::record::{RawCode, Record};
 use tracing::{debug, info};
 
 use super::config::SessionConfig;
@@ -13,11 +18,6 @@ use super::rates::Rates;
 use super::raw_stacks::{RawSample, RawStacks};
 use super::resync::Resync;
 use crate::bpf::ring::Ring;
-use crate::ingest::decode;
-use crate::ingest::event::Event;
-use crate::ingest::field::DecodeError;
-use crate::ingest::record::{RawCode, Record};
-use crate::units::MonotonicNanos;
 
 /// Maximum number of records per batch, so that timers and signals are handled in between.
 const BATCH_MAX: usize = 65_536;

@@ -5,21 +5,21 @@ use std::env;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use heapbpf_base::ids::{ModuleId, Pid};
+use heapbpf_base::language::Language;
+use heapbpf_base::language::facts::Role;
+use heapbpf_ledger::ingest::field::DecodeError;
+use heapbpf_ledger::ingest::record::RawCode;
+use heapbpf_ledger::model::{InterpreterFrames, LanguageFunctions};
+use heapbpf_linux::patience::within_a_second;
 use profiler_common::counter::Counter;
 use rustc_hash::{FxHashMap, FxHashSet};
 use thiserror::Error;
 use tracing::{debug, info};
 
 use crate::bpf::counters::Counters;
-use crate::ids::{ModuleId, Pid};
-use crate::ingest::field::DecodeError;
-use crate::ingest::record::RawCode;
 use crate::interpreter::implementation::{self, NamedCode, Reader, Sent};
 use crate::interpreter::{self, CodeMapping, Process, control_block, may_define_threads};
-use crate::language::Language;
-use crate::language::facts::Role;
-use crate::linux::patience::within_a_second;
-use crate::model::{InterpreterFrames, LanguageFunctions};
 use crate::object::interpreted::{Code, CodeBody, Function, PlacedCode};
 use crate::object::module::{Module, ModuleStore};
 use crate::process::address_space::{AddressSpace, Interpreted, MappedModule};

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use heapbpf_base::ids::Pid;
 use tracing::{debug, warn};
 
 use super::target::Target;
-use crate::ids::Pid;
 use crate::interpreter::java::perf_map::{JvmError, is_machine, write_perf_map};
 use crate::object::module::ModuleStore;
 

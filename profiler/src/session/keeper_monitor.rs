@@ -3,11 +3,11 @@
 use std::io;
 
 use anyhow::{Context, Result};
+use heapbpf_base::ids::Pid;
+use heapbpf_linux::pidfd::{PidFd, Readiness};
+use heapbpf_linux::proc::stat::Stat;
 
-use crate::ids::Pid;
 use crate::keeper::Keeper;
-use crate::linux::pidfd::{PidFd, Readiness};
-use crate::linux::proc::stat::Stat;
 
 #[derive(Debug)]
 pub(super) struct KeeperMonitor {

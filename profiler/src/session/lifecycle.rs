@@ -3,15 +3,15 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use heapbpf_base::ids::Pid;
+use heapbpf_ledger::Ledger;
+use heapbpf_ledger::ingest::record::{Exec, Fork};
+use heapbpf_ledger::model::Origin;
 use tokio::time::Instant;
 
 use super::config::SessionConfig;
 use super::process_table::ProcessTable;
 use super::target::ForkedChild;
-use crate::ids::Pid;
-use crate::ingest::record::{Exec, Fork};
-use crate::ledger::Ledger;
-use crate::model::Origin;
 
 /// Reason for listing a process as skipped.
 pub(super) const UNREACHED: &str = "recording ended before heapbpf attached to it";

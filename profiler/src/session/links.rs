@@ -5,16 +5,16 @@ use std::fs::File;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use heapbpf_base::ids::{HookId, Pid};
+use heapbpf_base::units::MonotonicNanos;
+use heapbpf_linux::clock;
 use profiler_common::hook::{HookCookie, ProbeScope};
 use rustc_hash::FxHashMap;
 
 use super::scope::Scope;
 use crate::bpf::load::Kernel;
-use crate::ids::{HookId, Pid};
 use crate::keeper::{Keeper, Link};
-use crate::linux::clock;
 use crate::probe::attach::{AttachError, Probe, attach};
-use crate::units::MonotonicNanos;
 
 /// A link as one of its targets has it.
 #[derive(Debug)]

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use heapbpf_base::ids::Pid;
+use heapbpf_ledger::ingest::event::Stack;
 use tracing::debug;
 
 use super::generated_code::GeneratedCode;
-use crate::ids::Pid;
-use crate::ingest::event::Stack;
 use crate::object::module::ModuleStore;
 use crate::process::address_space::AddressSpace;
 use crate::process::link_map::LinkMap;

@@ -2,11 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use heapbpf_base::ids::Pid;
+use heapbpf_base::units::MonotonicNanos;
+
 use super::process_table::ProcessTable;
 use crate::account::SampleTime;
-use crate::ids::Pid;
 use crate::probe::plan::Plan;
-use crate::units::MonotonicNanos;
 
 /// Share of a core that all samples may take, except the first of each target.
 const SHARE: f64 = 0.002;

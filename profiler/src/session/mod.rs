@@ -44,12 +44,12 @@ mod walks;
 mod windows;
 
 pub(crate) use command::{Command, Launched};
-pub use config::{Control, Hold, ScopeChoice, SessionConfig, UnwindMode};
-pub(crate) use config::{Engine, Listener, Policy, Progress, Request, Treatment};
+pub use config::{Control, Hold, SessionConfig};
+pub(crate) use config::{Engine, Listener, Policy, Progress, Request, ScopeChoice, Treatment, UnwindMode};
 pub(crate) use guard::TooSmall;
 pub(crate) use inspection::{CallRate, Leftovers, call_rate, inspect, remove_leftovers};
 pub use overload::OverloadPolicy;
 pub use raw_stacks::RawSample;
 pub(crate) use scope::ScopeForecast;
 pub use session::Session;
-pub use windows::DumpPlan;
+pub(crate) use windows::DumpPlan;

@@ -7,14 +7,13 @@ use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::Duration;
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::ids::{HeapId, Pid};
+use heapbpf_base::units::MonotonicNanos;
+use heapbpf_ledger::ingest::event::Allocation;
+use heapbpf_ledger::model::ChangeReason;
 use profiler_common::interval::Interval;
 use profiler_common::live::LiveBlock;
-
-use crate::address::TargetAddr;
-use crate::ids::{HeapId, Pid};
-use crate::ingest::event::Allocation;
-use crate::model::ChangeReason;
-use crate::units::MonotonicNanos;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OverloadPolicy {

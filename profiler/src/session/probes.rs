@@ -4,6 +4,14 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use heapbpf_base::ids::{HookId, Pid};
+use heapbpf_ledger::LiveAllocation;
+use heapbpf_ledger::model::{InlineEngine, ProbeScope};
+use heapbpf_linux::proc::maps::FileIdentity;
+use heapbpf_linux::proc::stat::first_thread_has_exited;
+use heapbpf_linux::proc::{maps, process};
+use heapbpf_linux::{clock, memory};
+use heapbpf_report::text::printable;
 use profiler_common::counter::Counter;
 use profiler_common::live::LiveBlock;
 use profiler_common::target::{FOLLOWS_FORKS, SHARES_PROBES};
@@ -25,19 +33,11 @@ use super::unwinding::{Tables, Unwinding};
 use crate::bpf::counters::Counters;
 use crate::bpf::load::{Kernel, KernelConfig, LinkKind};
 use crate::guardrail::CallCosts;
-use crate::ids::{HookId, Pid};
 use crate::keeper::Keeper;
-use crate::ledger::LiveAllocation;
-use crate::linux::proc::maps::FileIdentity;
-use crate::linux::proc::stat::first_thread_has_exited;
-use crate::linux::proc::{maps, process};
-use crate::linux::{clock, memory};
-use crate::model::{InlineEngine, ProbeScope};
 use crate::probe::cost::{CostError, Costs};
 use crate::probe::leftover::CodeLocation;
 use crate::probe::plan::{Plan, PlannedHook};
 use crate::probe::{cost, foreign, leftover};
-use crate::report::text::printable;
 
 const FIRST_THREADS_PERIOD: Duration = Duration::from_millis(5);
 

@@ -5,6 +5,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
+use heapbpf_base::ids::{HeapId, Identity, LedgerId, Pid, StackId};
+use heapbpf_base::units::{EstimatedBytes, MonotonicNanos};
+use heapbpf_ledger::ingest::event::{Event, Stack};
+use heapbpf_ledger::ingest::record::Exec;
+use heapbpf_ledger::model::{End, Inventory, Others, Skipped};
+use heapbpf_ledger::timeline::{SampleTrigger, TimelinePoint};
+use heapbpf_ledger::totals::Totals;
+use heapbpf_ledger::{CallsiteLimit, Ledger};
+use heapbpf_linux::proc::stat::Stat;
 use rustc_hash::FxHashSet;
 use tracing::warn;
 
@@ -12,20 +21,11 @@ use super::config::{Engine, SessionConfig, Treatment};
 use super::discovery::Discovery;
 use super::target::{ForkedChild, Target};
 use crate::account::{SampleTime, Sampled};
-use crate::ids::{HeapId, Identity, LedgerId, Pid, StackId};
-use crate::ingest::event::{Event, Stack};
-use crate::ingest::record::Exec;
-use crate::ledger::timeline::{SampleTrigger, TimelinePoint};
-use crate::ledger::totals::Totals;
-use crate::ledger::{CallsiteLimit, Ledger};
-use crate::linux::proc::stat::Stat;
-use crate::model::{End, Inventory, Others, Skipped};
 use crate::probe::plan::Plan;
 use crate::process::selection::ProcessFacts;
 use crate::process::target::{Exits, Process};
 use crate::recording::recorder::Recorder;
 use crate::snapshot::{Base, TargetState};
-use crate::units::{EstimatedBytes, MonotonicNanos};
 
 #[derive(Default)]
 pub(super) struct ProcessTable {
@@ -416,14 +416,14 @@ impl ProcessTable {
 mod tests {
     use std::process::Command;
 
+    use heapbpf_base::address::TargetAddr;
+    use heapbpf_base::ids::{HookId, StartTime, Tid};
+    use heapbpf_ledger::ingest::event::Allocation;
+    use heapbpf_ledger::model::Origin;
     use profiler_common::interval::Interval;
     use profiler_common::stack::StackEnd;
 
     use super::*;
-    use crate::address::TargetAddr;
-    use crate::ids::{HookId, StartTime, Tid};
-    use crate::ingest::event::Allocation;
-    use crate::model::Origin;
 
     fn facts(pid: u32) -> ProcessFacts {
         ProcessFacts {

@@ -4,6 +4,12 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use heapbpf_base::ids::HeapId;
+use heapbpf_base::units::MonotonicNanos;
+use heapbpf_ledger::ingest::event::Event;
+use heapbpf_ledger::model::IntervalChange;
+use heapbpf_linux::clock;
+use heapbpf_report::text;
 use profiler_common::interval::Interval;
 use profiler_common::sampling::SamplingRate;
 use tracing::{info, warn};
@@ -13,13 +19,7 @@ use super::overload::{LiveSizes, Load, Overload, RateChange};
 use crate::allocator::hook_set::HookSet;
 use crate::allocator::selection::{HeapSelection, MMAP};
 use crate::bpf::load::{Kernel, LoadError};
-use crate::ids::HeapId;
-use crate::ingest::event::Event;
-use crate::linux::clock;
-use crate::model::IntervalChange;
 use crate::probe::plan::Plan;
-use crate::report::text;
-use crate::units::MonotonicNanos;
 
 pub(super) struct Rates {
     interval: Interval,

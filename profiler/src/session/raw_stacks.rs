@@ -1,10 +1,9 @@
 //! Copies of raw stacks, for verifying the kernel side's unwinder. Ordinary recordings have none.
 
+use heapbpf_base::ids::{Pid, StackId};
+use heapbpf_ledger::ingest::event::{Event, Stack};
+use heapbpf_ledger::ingest::record::RawStack;
 use rustc_hash::FxHashMap;
-
-use crate::ids::{Pid, StackId};
-use crate::ingest::event::{Event, Stack};
-use crate::ingest::record::RawStack;
 
 #[derive(Clone, Debug)]
 pub struct RawSample {
@@ -52,10 +51,10 @@ impl RawStacks {
 mod tests {
     use std::sync::Arc;
 
+    use heapbpf_base::address::TargetAddr;
     use profiler_common::stack::StackEnd;
 
     use super::*;
-    use crate::address::TargetAddr;
 
     enum Arrival {
         Copy(u64),

@@ -3,14 +3,14 @@
 
 use std::sync::Arc;
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_ledger::ingest::event::Stack;
+use heapbpf_ledger::ingest::record::StackPage;
 use profiler_common::limits::{PAGE_BYTES, STACK_COPY_PAGES_MAX, STACK_FRAMES_MAX};
 use profiler_common::stack::StackEnd;
 use profiler_common::step::{ReadMemory, Registers, Step, step};
 use profiler_common::unwind::Rule;
 
-use crate::address::TargetAddr;
-use crate::ingest::event::Stack;
-use crate::ingest::record::StackPage;
 use crate::unwind::store::NoRule;
 
 /// A copy of the innermost pages of a stack, and the registers of the last frame that was unwound.

@@ -16,6 +16,13 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::ids::{HeapId, Pid, StackId};
+use heapbpf_base::units::MonotonicNanos;
+use heapbpf_ledger::ingest::event::Event;
+use heapbpf_ledger::model::Origin;
+use heapbpf_ledger::{FreedBlock, LiveAllocation, Reconciled};
+use heapbpf_linux::clock;
 use profiler_common::interval::Interval;
 use profiler_common::live::LiveBlock;
 use rustc_hash::FxHashMap;
@@ -26,15 +33,8 @@ use super::lifecycle::Lifecycle;
 use super::overload::{Thinnings, random_seed};
 use super::process_table::ProcessTable;
 use super::target::Target;
-use crate::address::TargetAddr;
 use crate::bpf::live_set::LiveReader;
 use crate::bpf::load::{Kernel, LoadError};
-use crate::ids::{HeapId, Pid, StackId};
-use crate::ingest::event::Event;
-use crate::ledger::{FreedBlock, LiveAllocation, Reconciled};
-use crate::linux::clock;
-use crate::model::Origin;
-use crate::units::MonotonicNanos;
 
 pub(super) struct Resync {
     reader: Arc<LiveReader>,

@@ -9,18 +9,18 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Result, bail};
+use heapbpf_base::ids::Pid;
+use heapbpf_ledger::model::{ProbeScope, ScopeKind};
+use heapbpf_linux::clock;
+use heapbpf_linux::proc::maps::{self, FileIdentity};
+use heapbpf_linux::proc::process;
+use heapbpf_linux::proc::stat::Stat;
+use heapbpf_report::text;
 use tracing::debug;
 
 use super::config::{ScopeChoice, SessionConfig};
 use crate::bpf::load::LinkKind;
 use crate::guardrail::CallCosts;
-use crate::ids::Pid;
-use crate::linux::clock;
-use crate::linux::proc::maps::{self, FileIdentity};
-use crate::linux::proc::process;
-use crate::linux::proc::stat::Stat;
-use crate::model::{ProbeScope, ScopeKind};
-use crate::report::text;
 
 #[derive(Debug)]
 pub(super) struct Scope {

@@ -3,14 +3,14 @@
 use std::collections::VecDeque;
 
 use anyhow::{Error, Result};
+use heapbpf_base::ids::Pid;
+use heapbpf_linux::proc::process;
 use tracing::warn;
 
 use super::config::SessionConfig;
 use super::discovery::Discovery;
 use super::process_table::ProcessTable;
 use super::target::Target;
-use crate::ids::Pid;
-use crate::linux::proc::process;
 use crate::process::selection::{self, Selection};
 
 /// Individually selected processes that cannot be recorded.

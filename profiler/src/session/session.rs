@@ -11,6 +11,9 @@ mod snapshot;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use heapbpf_base::ids::Pid;
+use heapbpf_base::units::MonotonicNanos;
+use heapbpf_linux::{clock, memory};
 use profiler_common::counter::Counter;
 use profiler_common::unwind::RowCell;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
@@ -42,11 +45,8 @@ use super::windows::Windows;
 use crate::bpf::counters::Counters;
 use crate::bpf::load::{LinkKind, LoadError};
 use crate::bpf::processes::ProcessEvents;
-use crate::ids::Pid;
-use crate::linux::{clock, memory};
 use crate::recording::recorder::Recorder;
 use crate::snapshot::Snapshot;
-use crate::units::MonotonicNanos;
 
 pub struct Session {
     config: SessionConfig,

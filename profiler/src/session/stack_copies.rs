@@ -4,17 +4,17 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::ids::{Pid, StackId};
+use heapbpf_ledger::ingest::event::{Event, Stack};
+use heapbpf_ledger::ingest::record::StackPage;
 use profiler_common::counter::Counter;
 use profiler_common::stack::StackEnd;
 use rustc_hash::FxHashMap;
 use tracing::debug;
 
 use super::resume::{Resumed, StackCopy};
-use crate::address::TargetAddr;
 use crate::bpf::counters::Counters;
-use crate::ids::{Pid, StackId};
-use crate::ingest::event::{Event, Stack};
-use crate::ingest::record::StackPage;
 
 /// Maximum memory of all copies; further ones are dropped, and their stacks stay cut.
 const BYTES_MAX: usize = 64 << 20;

@@ -7,10 +7,9 @@
 //! not show it, because the agent inserts and removes many blocks at once. And where the process has allocated
 //! meanwhile, the agent removes a newer block, which must be inserted again.
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_ledger::ingest::event::{Allocation, Free};
 use rustc_hash::{FxHashMap, FxHashSet};
-
-use crate::address::TargetAddr;
-use crate::ingest::event::{Allocation, Free};
 
 /// The stale blocks of one inventory.
 #[derive(Debug, Default)]
@@ -99,11 +98,11 @@ impl StaleBlocks {
 
 #[cfg(test)]
 mod tests {
+    use heapbpf_base::ids::{HeapId, HookId, Pid, StackId, Tid};
+    use heapbpf_base::units::MonotonicNanos;
     use profiler_common::interval::Interval;
 
     use super::*;
-    use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
-    use crate::units::MonotonicNanos;
 
     const A: TargetAddr = TargetAddr(16);
 

@@ -28,6 +28,13 @@ pub(super) use self::installed::CopiedStubs;
 use self::installed::{Installed, Pace};
 use self::left::restore;
 pub(super) use self::left::{are_left, remove_left};
+use heapbpf_base::ids::{HeapId, ModuleId, Pid, Tid};
+use heapbpf_ledger::model::InlineEngine;
+use heapbpf_linux::proc::maps::Mapping;
+use heapbpf_linux::proc::process;
+use heapbpf_linux::proc::stat;
+use heapbpf_report::text::printable;
+
 use self::previous::{Previous, list_of};
 use self::sealed::sealed;
 use self::slots::{Replaced, Slots};
@@ -36,15 +43,9 @@ use super::discovery::Discovery;
 use super::rates::Rates;
 use super::target::Target;
 use crate::bpf::load::{Kernel, LinkKind};
-use crate::ids::{HeapId, ModuleId, Pid, Tid};
 use crate::keeper::{Installation, Keeper, KeeperError, NO_FIRST_THREAD, SlotChange};
-use crate::linux::proc::maps::Mapping;
-use crate::linux::proc::process;
-use crate::linux::proc::stat;
-use crate::model::InlineEngine;
 use crate::object::image::Image;
 use crate::probe::stub::{ENTRIES_MAX, SlotIndex};
-use crate::report::text::printable;
 
 #[derive(Debug)]
 pub(super) struct Stubs {
@@ -244,7 +245,7 @@ impl Stubs {
             self.past_missed = self.past_missed.saturating_add(installed.missed());
             self.past_left = self.past_left.saturating_add(installed.left_to_throw(kernel));
         }
-        self.past.add(&state);
+        count(&mut self.past, &state);
         if let State::Installed(_) = state {
             keeper.remove_stubs(pid);
         }
@@ -328,7 +329,7 @@ impl Stubs {
             return None;
         }
         let mut facts = self.past.clone();
-        self.targets.values().for_each(|state| facts.add(state));
+        self.targets.values().for_each(|state| count(&mut facts, state));
         Some(facts)
     }
 
@@ -467,18 +468,17 @@ fn find(slots: &mut Slots, installed: &Installed, target: &Target, discovery: &D
     slots.leading_to(&installed.functions, &Previous::default(), space, modules, discovery.names())
 }
 
-impl InlineEngine {
-    fn add(&mut self, state: &State) {
-        match state {
-            State::Waiting(Waiting { copied: Some(_), .. }) => {}
-            State::Waiting(_) => *self.refused.entry(UNRESOLVED.to_owned()).or_default() += 1,
-            State::Installed(installed) => {
-                self.targets += 1;
-                self.passed_calls = self.passed_calls.saturating_add(installed.passed());
-                self.trapped_calls = self.trapped_calls.saturating_add(installed.trapped());
-            }
-            State::Refused(reason, _) => *self.refused.entry(reason.clone()).or_default() += 1,
+/// Counts the state of one target among the facts of the engine.
+fn count(facts: &mut InlineEngine, state: &State) {
+    match state {
+        State::Waiting(Waiting { copied: Some(_), .. }) => {}
+        State::Waiting(_) => *facts.refused.entry(UNRESOLVED.to_owned()).or_default() += 1,
+        State::Installed(installed) => {
+            facts.targets += 1;
+            facts.passed_calls = facts.passed_calls.saturating_add(installed.passed());
+            facts.trapped_calls = facts.trapped_calls.saturating_add(installed.trapped());
         }
+        State::Refused(reason, _) => *facts.refused.entry(reason.clone()).or_default() += 1,
     }
 }
 

@@ -4,6 +4,19 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use heapbpf_base::ids::{HeapId, Identity, Pid};
+use heapbpf_base::units::{Amounts, MonotonicNanos};
+use heapbpf_ledger::Ledger;
+use heapbpf_ledger::ingest::event::Event;
+use heapbpf_ledger::ingest::record::Fork;
+use heapbpf_ledger::model::{Beginning, End, Leaks, Origin, Overhead};
+use heapbpf_ledger::snapshot::TargetSnapshot;
+use heapbpf_ledger::timeline::{Timeline, TimelinePoint};
+use heapbpf_ledger::totals::Totals;
+use heapbpf_linux::file_view::FileView;
+use heapbpf_linux::proc::maps::FileIdentity;
+use heapbpf_linux::proc::process;
+use heapbpf_report::text::printable;
 use tracing::{debug, info};
 
 use super::generated_code::GeneratedCode;
@@ -15,26 +28,13 @@ use super::threads::Threads;
 use crate::account::MemoryMonitor;
 use crate::bpf::load::Kernel;
 use crate::guardrail::OverheadMonitor;
-use crate::ids::{HeapId, Identity, Pid};
-use crate::ingest::event::Event;
-use crate::ingest::record::Fork;
-use crate::ledger::Ledger;
-use crate::ledger::snapshot::TargetSnapshot;
-use crate::ledger::timeline::{Timeline, TimelinePoint};
-use crate::ledger::totals::Totals;
-use crate::linux::file_view::FileView;
-use crate::linux::proc::maps::FileIdentity;
-use crate::linux::proc::process;
-use crate::model::{Beginning, End, Leaks, Origin, Overhead};
 use crate::object::module::ModuleStore;
 use crate::probe::plan::Plan;
 use crate::process::address_space::AddressSpace;
-use crate::process::program::Program;
 use crate::process::target::{Process, TargetError};
 use crate::recording::recorder::Recorder;
-use crate::report::text::printable;
 use crate::snapshot::{Base, HeapFacts, TargetFacts, TargetState, ThreadNames};
-use crate::units::{Amounts, MonotonicNanos};
+use heapbpf_ledger::model::Program;
 
 pub(super) struct Target {
     pub(super) pid: Pid,

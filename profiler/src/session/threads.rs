@@ -5,11 +5,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use heapbpf_base::ids::{Pid, Tid};
+use heapbpf_ledger::ingest::event::Event;
+use heapbpf_linux::proc::process::thread_name;
 use rustc_hash::FxHashSet;
 
-use crate::ids::{Pid, Tid};
-use crate::ingest::event::Event;
-use crate::linux::proc::process::thread_name;
 use crate::snapshot::ThreadNames;
 
 /// Maximum number of threads of a target whose names are read; others are reported by number.
@@ -99,12 +99,13 @@ fn is_due(queue: &VecDeque<(Instant, Tid)>, now: Instant) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::address::TargetAddr;
-    use crate::ids::{HeapId, HookId, StackId};
-    use crate::ingest::event::Allocation;
-    use crate::units::MonotonicNanos;
+    use heapbpf_base::address::TargetAddr;
+    use heapbpf_base::ids::{HeapId, HookId, StackId};
+    use heapbpf_base::units::MonotonicNanos;
+    use heapbpf_ledger::ingest::event::Allocation;
     use profiler_common::interval::Interval;
+
+    use super::*;
 
     fn allocates(tid: u32) -> Event {
         Event::Alloc(Allocation {

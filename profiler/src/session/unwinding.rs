@@ -7,6 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use heapbpf_base::ids::{ModuleId, Pid};
+use heapbpf_base::units::MonotonicNanos;
+use heapbpf_linux::clock;
 use profiler_common::limits::{MAPPINGS_MAX, PROCESS_MAPPINGS_MAX, UNWIND_PAGES_MAX};
 use profiler_common::unwind::{RowCell, Rule, TableRef};
 use tracing::{debug, info, warn};
@@ -15,11 +18,8 @@ use super::config::UnwindMode;
 use super::interpreters::{Found, Interpreters};
 use crate::bpf::load::Kernel;
 use crate::bpf::unwind_maps::KernelUnwindMaps;
-use crate::ids::{ModuleId, Pid};
-use crate::linux::clock;
 use crate::object::module::ModuleStore;
 use crate::process::address_space::AddressSpace;
-use crate::units::MonotonicNanos;
 use crate::unwind::cache::Cache;
 use crate::unwind::runtimes::RuntimePlace;
 use crate::unwind::store::{Capacity, MappedCode, NoRule, TableStore};
@@ -282,7 +282,7 @@ impl Unwinding {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::object::fixture::{Running, Workshop};
+    use heapbpf_base::testing::{Running, Workshop};
 
     #[test]
     fn no_more_tables_are_kept_than_the_kernel_has_room_for() {

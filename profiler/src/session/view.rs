@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use heapbpf_base::units::MonotonicNanos;
+
 use crate::snapshot::Snapshot;
-use crate::units::MonotonicNanos;
 
 /// A snapshot takes milliseconds, or a few hundred with many millions of live blocks, and the ring buffer is not
 /// drained meanwhile. The next one is taken no sooner than after this many times as long: 2 % of the time.

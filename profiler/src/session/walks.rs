@@ -10,7 +10,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{env, fs};
 
+use heapbpf_base::address::{LinkAddr, TargetAddr};
+use heapbpf_base::ids::{ModuleId, Pid, Tid};
 use heapbpf_ebpf_host::{Memory, Page, Process, Random, Runtimes, Thread, Walked};
+use heapbpf_ledger::ingest::decode;
+use heapbpf_ledger::ingest::record::Record;
+use heapbpf_linux::process_memory;
+use heapbpf_linux::ptrace::{Options, Stop, Tracee};
 use profiler_common::interpreter::{CodeKind, InterpretedFrame};
 use profiler_common::limits::STACK_FRAMES_MAX;
 use profiler_common::stack::StackEnd;
@@ -18,14 +24,8 @@ use profiler_common::unwind::Rule;
 use serde::{Deserialize, Serialize};
 
 use super::interpreters::Interpreters;
-use crate::address::{LinkAddr, TargetAddr};
-use crate::ids::{ModuleId, Pid, Tid};
-use crate::ingest::decode;
-use crate::ingest::record::Record;
 use crate::interpreter;
 use crate::interpreter::implementation::{NamedCode, Reader, Sent};
-use crate::linux::process_memory;
-use crate::linux::ptrace::{Options, Stop, Tracee};
 use crate::object::interpreted::CodeTable;
 use crate::object::module::ModuleStore;
 use crate::process::address_space::AddressSpace;

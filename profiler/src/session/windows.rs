@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use crate::linux::clock;
-use crate::model::{Health, Others, Window, WindowReason};
+use heapbpf_base::units::EstimatedBytes;
+use heapbpf_ledger::model::{Health, Others, Window, WindowReason};
+use heapbpf_linux::clock;
+
 use crate::snapshot::WindowFacts;
-use crate::units::EstimatedBytes;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DumpPlan {

@@ -1,9 +1,10 @@
 //! What modules without names have, and what would help.
 
+use heapbpf_ledger::model::{SymbolSource, UnnamedModule};
+
 use super::lacking::{Lacking, LackingModule, significant};
 use super::names::Resolve;
 use super::package::debug_package;
-use crate::model::{SymbolSource, UnnamedModule};
 use crate::object::module::Modules;
 
 /// Minimum share of the profile's bytes of a module to list.

@@ -1,8 +1,8 @@
 //! Modules whose code lacks names, by the bytes that are affected.
 
+use heapbpf_base::ids::ModuleId;
 use rustc_hash::FxHashMap;
 
-use crate::ids::ModuleId;
 use crate::object::module::{Module, Modules};
 
 /// Modules whose code lacks names or lines in some stacks.

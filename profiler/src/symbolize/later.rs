@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
+use heapbpf_base::address::FileOffset;
+use heapbpf_base::ids::ModuleId;
+use heapbpf_ledger::model::{Frame, FrameId, Profile};
 use rustc_hash::FxHashMap;
 
 use super::advice::unnamed_modules;
 use super::lacking::Lacking;
 use super::names::{Resolve, ResolvedFrame};
-use crate::address::FileOffset;
-use crate::ids::ModuleId;
-use crate::model::{Frame, FrameId, Profile};
 use crate::object::module::Modules;
 
 /// Replaces frames without a name or a line by what a resolver finds; one frame can become several, of inlined calls. `modules` are those

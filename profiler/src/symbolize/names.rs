@@ -4,26 +4,26 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
+use heapbpf_base::address::{FileOffset, TargetAddr};
+use heapbpf_base::ids::{HeapId, ModuleId, Tid};
+use heapbpf_base::language::Language;
+use heapbpf_base::language::facts::Executor;
+use heapbpf_base::units::Rounding;
+use heapbpf_ledger::model::{CallsiteProfile, Frame, FrameId, FrameKind, SymbolSource, Symbolization, ThreadProfile};
+use heapbpf_ledger::snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
+use heapbpf_ledger::{inventory, limit};
+use heapbpf_linux::proc::maps::is_stubs;
 use profiler_common::interpreter::InterpretedFrame;
 use profiler_common::stack::StackEnd;
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
 use super::lacking::Lacking;
-use crate::address::{FileOffset, TargetAddr};
-use crate::ids::{HeapId, ModuleId, Tid};
-use crate::language::Language;
-use crate::language::facts::Executor;
-use crate::ledger::snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
-use crate::ledger::{inventory, limit};
-use crate::linux::proc::maps::is_stubs;
-use crate::model::{CallsiteProfile, Frame, FrameId, FrameKind, SymbolSource, Symbolization, ThreadProfile};
 use crate::object::generated::GENERATED;
 use crate::object::module::{Module, Modules};
 use crate::process::address_space::{AddressSpace, CodeOrigin, Location};
-use crate::process::program::{Program, shown_path};
 use crate::snapshot::ThreadNames;
-use crate::units::Rounding;
+use heapbpf_ledger::model::{Program, shown_path};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ResolvedFrame {

@@ -5,12 +5,12 @@
 use std::fs;
 use std::path::Path;
 
+use heapbpf_linux::files;
 use object::LittleEndian as LE;
 use object::elf::FileHeader64;
 use object::read::elf::NoteIterator;
 use serde::Deserialize;
 
-use crate::linux::files;
 use crate::object::image::identity_here;
 use crate::object::module::Module;
 

@@ -3,23 +3,23 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::units::{Amounts, MonotonicNanos};
+use heapbpf_ledger::model::{
+    CallsiteProfile, Change, CurvePoint, Health, HeapProfile, History, HookStatus, Leaks, MappingProfile,
+    MemoryAccount, ModuleProfile, Profile, Symbolization, TargetProfile, TimelinePoint,
+};
+use heapbpf_ledger::snapshot::TargetSnapshot;
+use heapbpf_ledger::totals::{HeapUsage, Totals};
 use rustc_hash::FxHashMap;
 
 use super::advice::unnamed_modules;
 use super::names::{Resolve, Threads, Unnamed, name_profile};
 use super::trim::{Trim, trim};
-use crate::address::TargetAddr;
-use crate::ledger::snapshot::TargetSnapshot;
-use crate::ledger::totals::{HeapUsage, Totals};
-use crate::model::{
-    CallsiteProfile, Change, CurvePoint, Health, HeapProfile, History, HookStatus, Leaks, MappingProfile,
-    MemoryAccount, ModuleProfile, Profile, Symbolization, TargetProfile, TimelinePoint,
-};
 use crate::object::module::Modules;
 use crate::process::address_space::{AddressSpace, MappedModule};
-use crate::process::program::{Program, shown_path};
 use crate::snapshot::{Base, HeapFacts, Scope, Snapshot, TargetState};
-use crate::units::{Amounts, MonotonicNanos};
+use heapbpf_ledger::model::{Program, shown_path};
 
 /// Callsites of a target in a profile that the user does not want to wait for.
 const CALLSITES_SHORT: usize = 256;

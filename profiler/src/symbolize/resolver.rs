@@ -3,15 +3,15 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
+use heapbpf_base::address::{FileOffset, LinkAddr};
+use heapbpf_base::ids::ModuleId;
+use heapbpf_ledger::model::{NamesFrom, SymbolSource, Symbolization, SymbolizationFailure};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::generated::{Format, Place};
 use super::names::{Resolve, ResolvedFrame};
 use super::sandbox::{Defect, Depth, Engine, Interrupt, ModuleFile, Names, Question, Role, Sandbox};
 use super::sources::{Finder, Sources};
-use crate::address::{FileOffset, LinkAddr};
-use crate::ids::ModuleId;
-use crate::model::{NamesFrom, SymbolSource, Symbolization, SymbolizationFailure};
 use crate::object::ObjectError;
 use crate::object::elf::{Elf, Segment};
 use crate::object::generated::Generated;

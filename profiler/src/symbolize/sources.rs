@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use heapbpf_ledger::model::{Download, base_name};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::sandbox::{Interrupt, Role};
 use crate::debuginfod::{Debuginfod, Failure, Watch};
-use crate::model::{Download, base_name};
 use crate::object::debug_files::{self, DebugLink};
 use crate::object::elf::BuildId;
 use crate::object::image::Image;

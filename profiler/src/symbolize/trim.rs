@@ -3,8 +3,8 @@
 
 use std::borrow::Cow;
 
-use crate::language::Language;
-use crate::model::{Frame, FrameId, FrameKind};
+use heapbpf_base::language::Language;
+use heapbpf_ledger::model::{Frame, FrameId, FrameKind};
 
 /// Prefixes of functions between an allocating statement and malloc.
 const ALLOCATION: &[&str] = &[

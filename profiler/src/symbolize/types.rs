@@ -3,14 +3,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use heapbpf_base::address::{LinkAddr, TargetAddr};
+use heapbpf_base::ids::ModuleId;
+use heapbpf_ledger::model::{Frame, FrameId, TypeEvidence, TypeName};
+use heapbpf_linux::proc::maps::{MappingName, Region, RegionKind, region_of};
 use rustc_hash::FxHashMap;
 
 use super::demangle::demangle;
 use super::element::{Element, element_of};
-use crate::address::{LinkAddr, TargetAddr};
-use crate::ids::ModuleId;
-use crate::linux::proc::maps::{MappingName, Region, RegionKind, region_of};
-use crate::model::{Frame, FrameId, TypeEvidence, TypeName};
 use crate::object::module::Modules;
 use crate::object::symbols::Vtables;
 use crate::process::address_space::{AddressSpace, MappedModule};
@@ -115,8 +115,9 @@ fn class_of(symbol: &str) -> Option<Arc<str>> {
 
 #[cfg(test)]
 mod tests {
+    use heapbpf_base::ids::Pid;
+
     use super::*;
-    use crate::ids::Pid;
 
     #[test]
     fn the_stack_gives_the_type_if_the_first_word_does_not() {
@@ -139,10 +140,11 @@ mod tests {
         check(&[99, 1], None);
     }
 
-    use crate::linux::proc::maps::regions;
-    use crate::object::fixture::{Running, Workshop};
+    use heapbpf_linux::proc::maps::regions;
+
     use crate::object::module::ModuleStore;
     use crate::object::symbols::{Search, defined_functions};
+    use heapbpf_base::testing::{Running, Workshop};
 
     const PROGRAM: &str = "
         #include <unistd.h>

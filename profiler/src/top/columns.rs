@@ -2,8 +2,9 @@
 
 use std::cmp::Ordering;
 
+use heapbpf_report::text;
+
 use super::model::{CallsiteRow, TargetRow};
-use crate::report::text;
 
 /// A column by which a table can be sorted.
 pub(crate) trait Column: Copy + PartialEq + 'static {

@@ -3,12 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use heapbpf_ledger::model::{CallsiteProfile, Frame, FrameId, Profile, base_name};
+use heapbpf_report::function::short;
+use heapbpf_report::tables::gap_frames;
+use heapbpf_report::text::printable;
 use rustc_hash::FxHashMap;
-
-use crate::model::{CallsiteProfile, Frame, FrameId, Profile, base_name};
-use crate::report::function::short;
-use crate::report::tables::gap_frames;
-use crate::report::text::printable;
 
 /// The root, which stands for the process.
 pub(crate) const ROOT: usize = 0;

@@ -4,10 +4,9 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use heapbpf_ledger::model::{CallsiteProfile, MemoryPart, Profile, TargetId, TargetProfile};
+use heapbpf_ledger::totals::Totals;
 use rustc_hash::FxHashMap;
-
-use crate::ledger::totals::Totals;
-use crate::model::{CallsiteProfile, MemoryPart, Profile, TargetId, TargetProfile};
 
 /// Number of refreshes that the trend shows.
 const TREND_MAX: usize = 120;

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossterm::event::{Event, KeyEventKind};
+use heapbpf_base::ids::Pid;
+use heapbpf_ledger::model::{Profile, TargetFacts};
 use ratatui::Terminal;
 use ratatui::backend::Backend;
 use regex::Regex;
@@ -19,9 +21,7 @@ use super::draw::draw;
 use super::script::last;
 use super::state::{Effect, Prompt, State};
 use super::theme::Theme;
-use crate::ids::Pid;
 use crate::live::Feed;
-use crate::model::{Profile, TargetFacts};
 
 /// Divisor of a core's time that refreshes may take: dearer refreshes become rarer. This is a fifth less than the 2 % that are
 /// documented, because the cost of a refresh elsewhere is not measured: the recording's caches, and freeing the previous profile.

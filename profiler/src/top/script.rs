@@ -4,6 +4,10 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
+use heapbpf_ledger::model::{Frame, MemoryPart, Profile, TargetProfile};
+use heapbpf_report::csv::{self, Cell};
+use heapbpf_report::page::{Column as PageColumn, table_lines};
+use heapbpf_report::{function, plain_json, text};
 use serde::Serialize;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
@@ -12,10 +16,6 @@ use super::Phase;
 use super::columns::{CallsiteColumn, Column, Order, TargetColumn};
 use super::model::{CallsiteRow, Model, TargetRow};
 use crate::live::{Feed, Unavailable};
-use crate::model::{Frame, MemoryPart, Profile, TargetProfile};
-use crate::report::csv::{self, Cell};
-use crate::report::page::{Column as PageColumn, table_lines};
-use crate::report::{function, plain_json, text};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Style {
@@ -37,7 +37,7 @@ pub(crate) struct Settings {
     pub(crate) has_duration: bool,
     /// Maximum number of callsites of each process.
     pub(crate) callsites_max: usize,
-    /// Whether names are written as they are: see [`Presentation::csv_raw`](crate::report::Presentation::csv_raw).
+    /// Whether names are written as they are: see [`Presentation::csv_raw`](heapbpf_report::Presentation::csv_raw).
     pub(crate) csv_raw: bool,
 }
 

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossterm::event::KeyEvent;
+use heapbpf_ledger::model::{CallsiteProfile, Frame, FrameId, Profile, TargetId, TargetProfile};
+use heapbpf_report::text;
 use regex::{Regex, RegexBuilder};
 
 use super::columns::{CallsiteColumn, Column, Order, TargetColumn};
 use super::flame::{Flame, Path};
 use super::input::{self, Action, Edit, Line};
 use super::model::{CallsiteRow, Model, TargetRow};
-use crate::model::{CallsiteProfile, Frame, FrameId, Profile, TargetId, TargetProfile};
-use crate::report::text;
 
 mod navigate;
 

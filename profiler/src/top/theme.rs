@@ -1,9 +1,8 @@
 //! Colours of the screen, by what the terminal can show. Without colours, bold, underlined and reversed text is enough.
 
+use heapbpf_report::ModuleColour;
+use heapbpf_report::Rgb;
 use ratatui::style::{Color, Modifier, Style};
-
-use crate::report::ModuleColour;
-use crate::report::Rgb;
 
 /// Number of colours of a terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

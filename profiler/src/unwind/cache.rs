@@ -11,14 +11,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use heapbpf_linux::files::{Replacement, TEMPORARY_PREFIX};
+use heapbpf_linux::folder::Folder;
 use rustix::fs::{FileType, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, fstat, futimens};
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
 use super::image::Image;
 use super::table::Table;
-use crate::linux::files::{Replacement, TEMPORARY_PREFIX};
-use crate::linux::folder::Folder;
 use crate::reader::{self, Unanswered};
 
 /// Exceeded by up to a sixteenth while an agent runs. The least recently used tables are removed.

@@ -1,11 +1,11 @@
 //! Turns functions into pages of sorted rows: resolves overlaps, merges equal neighbours, marks gaps.
 
+use heapbpf_base::address::LinkAddr;
 use profiler_common::unwind::{PAGE_BITS, PageRows, UnwindRow};
 
 use super::cfi::Functions;
 use super::image::{Code, Image, Samples, code_at};
 use super::table::{self, BuildStats, RuleTable, Table};
-use crate::address::LinkAddr;
 
 const PAGE_BYTES: u64 = 1 << PAGE_BITS;
 /// Code after the entry point that counts as entry code if no function covers it. `_start` has 20 to 50 bytes, on aarch64 up to 80: at

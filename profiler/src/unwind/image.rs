@@ -1,12 +1,12 @@
 //! Unwind sections, their addresses, and code ranges of an ELF file.
 
 use gimli::{BaseAddresses, DebugFrame, EhFrame, EhFrameHdr, LittleEndian, Pointer};
+use heapbpf_base::address::FileOffset;
 use object::elf as abi;
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
 use super::arch::{Bytes, Processor};
-use crate::address::FileOffset;
 use crate::object::ObjectError;
 use crate::object::elf::{Elf, Section};
 use crate::object::golang::GoFunctions;

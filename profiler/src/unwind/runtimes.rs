@@ -6,10 +6,10 @@ use std::hash::{Hash, Hasher};
 use std::io;
 use std::sync::Arc;
 
-use crate::ids::Pid;
-use crate::language::Language;
-use crate::language::facts::Functions;
-use crate::linux::bpf_map::ArrayValue;
+use heapbpf_base::ids::Pid;
+use heapbpf_base::language::Language;
+use heapbpf_base::language::facts::Functions;
+use heapbpf_linux::bpf_map::ArrayValue;
 
 /// Where a runtime has its structures in a process.
 #[derive(Clone, Debug)]

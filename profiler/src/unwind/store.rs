@@ -6,6 +6,9 @@ use std::io;
 use std::ops::Range;
 use std::time::Duration;
 
+use heapbpf_base::address::{LinkAddr, TargetAddr};
+use heapbpf_base::ids::{ModuleId, Pid};
+use heapbpf_base::units::MonotonicNanos;
 use profiler_common::limits::RUNTIMES_MAX;
 use profiler_common::unwind::{
     COPIES_MAX, PageRows, ProcessMapping, ProcessMappings, ReadTables, RowCell, Rule, TableRef, UnwindRow, find_rule,
@@ -15,9 +18,6 @@ use tracing::warn;
 
 use super::runtimes::{RuntimePlace, Runtimes};
 use super::table::{RuleTable, Table};
-use crate::address::{LinkAddr, TargetAddr};
-use crate::ids::{ModuleId, Pid};
-use crate::units::MonotonicNanos;
 
 /// Slices are written from index `first` on.
 pub(crate) trait UnwindMaps {

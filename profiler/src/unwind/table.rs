@@ -1,5 +1,6 @@
 //! The unwind table of one module: rows, pages and rules as in the kernel's maps; and its bytes in the cache.
 
+use heapbpf_base::address::{LinkAddr, TargetAddr};
 use profiler_common::unwind::{PageRows, RULES_MAX, ReadTables, RowCell, Rule, TableRef, UnwindRow, find_rule};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
@@ -7,7 +8,6 @@ use strum::EnumCount;
 
 use super::arch::Unsupported;
 use super::image::Samples;
-use crate::address::{LinkAddr, TargetAddr};
 
 // Numbers of the reserved rules in every table.
 pub(crate) const GAP: u16 = 0;

@@ -1,12 +1,12 @@
 //! Memory that allocators have from the system, whether it is in use or not, by their own structures. Processes are read while
 //! they run: structures that are being changed are left out, and nothing depends on a thread.
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::memory::{Span, joined};
 use profiler_common::limits::PAGE_BYTES;
 
 use super::scene::{ADDRESS_MAX, Scene, array, span};
 use super::{glibc, jemalloc, mimalloc, musl};
-use crate::address::TargetAddr;
-use crate::memory::{Span, joined};
 
 /// Structures of a process's allocators that were found, which stay where they are.
 #[derive(Clone, Debug, Default)]

@@ -11,11 +11,12 @@ mod mapped;
 #[cfg(test)]
 mod tests;
 
+use heapbpf_base::address::TargetAddr;
+
 use self::arena::{Arena, Circle, Trace};
 use self::chunk::Chunks;
 use self::lists::{Links, List, Steps, Target};
 use super::scene::{Absence, Scene, Walk, WalkedBlock, span};
-use crate::address::TargetAddr;
 
 pub(crate) const HEAP: &str = "libc";
 

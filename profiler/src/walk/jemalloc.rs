@@ -6,11 +6,11 @@
 
 use std::collections::BTreeMap;
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::memory::{Memory, Span, WORD_BYTES, joined};
 use profiler_common::limits::PAGE_BYTES;
 
 use super::scene::{ADDRESS_MAX, Scene, Walk, WalkedBlock, array, covered, last_before, parts, span, words};
-use crate::address::TargetAddr;
-use crate::memory::{Memory, Span, WORD_BYTES, joined};
 
 pub(super) const HEAP: &str = "jemalloc";
 

@@ -4,9 +4,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::memory::{Span, WORD_BYTES};
+
 use super::scene::{Scene, span, words};
-use crate::address::TargetAddr;
-use crate::memory::{Span, WORD_BYTES};
 
 pub(super) const HEAP: &str = "mimalloc";
 
@@ -91,9 +92,10 @@ fn places(scene: &Scene<'_>, alignment: u64) -> Vec<u64> {
 
 #[cfg(test)]
 mod tests {
+    use heapbpf_base::memory::Copied;
+    use heapbpf_linux::proc::maps::{Region, RegionKind};
+
     use super::*;
-    use crate::linux::proc::maps::{Region, RegionKind};
-    use crate::memory::Copied;
 
     const COOKIE: u64 = 0x5ca1_ab1e_0ddb_a115;
 

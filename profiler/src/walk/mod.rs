@@ -1,5 +1,5 @@
 //! Finds allocated blocks, including those from before recording started, in the allocator's own bookkeeping. Pure:
-//! reads an immutable [`Memory`](crate::memory::Memory), whose contents may be anything: every walk is bounded, and
+//! reads an immutable [`Memory`](heapbpf_base::memory::Memory), whose contents may be anything: every walk is bounded, and
 //! fails if the bookkeeping is inconsistent.
 
 pub(crate) mod extents;
@@ -9,9 +9,10 @@ mod mimalloc;
 mod musl;
 pub(crate) mod scene;
 
+use heapbpf_base::shown;
+use heapbpf_linux::proc::maps::{Region, RegionKind, region_of};
+
 use crate::collect::ThreadState;
-use crate::linux::proc::maps::{Region, RegionKind, region_of};
-use crate::shown;
 pub(crate) use scene::Absence;
 pub use scene::{Scene, Walk};
 

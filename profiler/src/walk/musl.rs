@@ -4,14 +4,14 @@
 //! was given by the loader. The meta records which of up to 32 slots are free, out of reach of overruns. A slot is free, a block,
 //! or a group; the offset of a block in its slot, and its size, are in the slot.
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::memory::{Memory, Span, WORD_BYTES, joined, without};
+use heapbpf_base::shown;
+use heapbpf_linux::proc::maps::{Region, RegionKind};
 use profiler_common::limits::PAGE_BYTES;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::scene::{ADDRESS_MAX, Scene, Walk, WalkedBlock, array, covered, parts, span};
-use crate::address::TargetAddr;
-use crate::linux::proc::maps::{Region, RegionKind};
-use crate::memory::{Memory, Span, WORD_BYTES, joined, without};
-use crate::shown;
 
 pub(super) const HEAP: &str = "musl";
 

@@ -1,11 +1,11 @@
 //! Input and output of walks, and readers of memory that may contain anything.
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::memory::{Memory, Span, WORD_BYTES};
+use heapbpf_linux::proc::maps::{Region, RegionKind};
 use profiler_common::limits::PAGE_BYTES;
 
-use crate::address::TargetAddr;
 use crate::collect::ThreadState;
-use crate::linux::proc::maps::{Region, RegionKind};
-use crate::memory::{Memory, Span, WORD_BYTES};
 
 pub struct Scene<'a> {
     pub(super) memory: &'a dyn Memory,

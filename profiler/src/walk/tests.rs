@@ -9,12 +9,13 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use heapbpf_base::address::{FileOffset, TargetAddr};
+use heapbpf_base::ids::{Pid, Tid};
+use heapbpf_base::memory::{Copied, Memory};
+use heapbpf_linux::proc::maps::{Region, RegionKind, regions};
+
 use super::scene::{Scene, WalkedBlock};
-use crate::address::{FileOffset, TargetAddr};
 use crate::collect::ThreadState;
-use crate::ids::{Pid, Tid};
-use crate::linux::proc::maps::{Region, RegionKind, regions};
-use crate::memory::{Copied, Memory};
 
 /// Source of the program.
 pub(crate) const SOURCE: &str = include_str!("live.c");

@@ -1,9 +1,9 @@
 //! Live memory over time, in the JSON report and in the recording.
 
 use heapbpf::internals::{
-    CurvePoint, Found, HeapUsage, Modules, Profile, RecordedNames, ReplayedSpan, Resolver, SampleTrigger, Scope, Span,
-    TargetProfile, Trim, find_modules, profile, read_recording,
+    Found, Modules, RecordedNames, ReplayedSpan, Resolver, Scope, Span, Trim, find_modules, profile, read_recording,
 };
+use heapbpf_ledger::model::{CurvePoint, HeapUsage, Profile, SampleTrigger, TargetProfile};
 use heapbpf_tests::heapbpf::Heapbpf;
 use serde_json::Value;
 

@@ -2,7 +2,8 @@
 
 use std::process::Command;
 
-use heapbpf::internals::{Pid, Selection, Session, SessionConfig};
+use heapbpf::internals::{Selection, Session, SessionConfig};
+use heapbpf_base::ids::Pid;
 use heapbpf_tests::kernel::require_root;
 use heapbpf_tests::target::{Target, build, copy_program};
 

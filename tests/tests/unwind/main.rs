@@ -16,8 +16,9 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use heapbpf::internals::{
-    Control, Hold, KEEPER_COMMAND, OverloadPolicy, Pid, RawSample, Selection, Session, SessionConfig, serve_keeper,
+    Control, Hold, KEEPER_COMMAND, OverloadPolicy, RawSample, Selection, Session, SessionConfig, serve_keeper,
 };
+use heapbpf_base::ids::Pid;
 use heapbpf_tests::kernel::require_root;
 use libtest_mimic::{Arguments, Trial};
 use oracle::{Oracle, Walk};

@@ -14,7 +14,10 @@ use framehop::aarch64::{
 #[cfg(not(target_arch = "aarch64"))]
 use framehop::x86_64::{CacheX86_64 as Cache, UnwindRegsX86_64 as Registers, UnwinderX86_64 as Framehop};
 use framehop::{ExplicitModuleSectionInfo, FrameAddress, Module, Unwinder};
-use heapbpf::internals::{AddressSpace, Image, LinkAddr, ModuleId, ModuleStore, Pid, RawSample, RawStack, Table};
+use heapbpf::internals::{AddressSpace, Image, ModuleStore, RawSample, Table};
+use heapbpf_base::address::LinkAddr;
+use heapbpf_base::ids::{ModuleId, Pid};
+use heapbpf_ledger::ingest::record::RawStack;
 use object::{Object, ObjectSection};
 use profiler_common::interpreter::InterpretedFrame;
 use profiler_common::limits::{PAGE_BYTES, RAW_STACK_PAGES_MAX, STACK_FRAMES_MAX};

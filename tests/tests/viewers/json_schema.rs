@@ -9,7 +9,7 @@ use super::fixture::Fixture;
 #[test]
 fn reports_and_goldens_match_the_schema() {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests are in the repository");
-    let goldens = repository.join("profiler/src/report/testdata/json");
+    let goldens = repository.join("profiler/crates/report/src/testdata/json");
     let goldens = std::fs::read_dir(goldens).expect("there are goldens").map(|entry| entry.expect("readable").path());
     let mut paths: Vec<PathBuf> = vec![repository.join("docs/report.schema.json")];
     paths.extend(goldens);

@@ -62,7 +62,7 @@ fn texts(checkout: &Checkout, dependencies: &Dependencies) -> Result<BTreeMap<St
     add("GNU C Library".to_owned(), &checkout.root.join("packaging/LGPL-2.1.txt"))?;
     // The crate does not contain it.
     add("dynasmrt".to_owned(), &checkout.root.join("packaging/MPL-2.0.txt"))?;
-    for path in license_files(&checkout.root.join("profiler/src/report/html"), PAGE_DEPTH)? {
+    for path in license_files(&checkout.root.join("profiler/crates/report/src/html"), PAGE_DEPTH)? {
         let component = path.parent().and_then(Path::file_name).context("a vendored file has a folder")?;
         add(component.to_string_lossy().into_owned(), &path)?;
     }

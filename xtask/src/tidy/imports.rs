@@ -1,5 +1,5 @@
-//! The imports of profiler/src. A module may use what its line in the table of layers lists, itself and [`BASE`]; tests may
-//! import anything. Imports form no cycle, neither between folders nor between the files of one folder: a file depends on
+//! The imports of profiler/src and of each crate in profiler/crates. A module of profiler/src may use what its line in the table of
+//! layers lists, itself, and crates; tests may import anything. Imports form no cycle, neither between folders nor between the files of one folder: a file depends on
 //! the file that defines what it uses, through re-exports; a module's own re-exports do not count. Tokens are inspected,
 //! so that macros count.
 
@@ -10,62 +10,36 @@ use proc_macro2::{Delimiter, Ident, Spacing, TokenTree};
 use super::source::{self, Source};
 use super::{Finding, Findings};
 
-/// Small value types, which every module may use.
-const BASE: [&str; 5] = ["units", "ids", "address", "shown", "language"];
 /// Stands for every module of the lines above.
 const ALL_ABOVE: &str = "*";
 
 /// A module, and what it may use, separated by spaces: modules, or paths into a module whose other items are forbidden.
 const LAYERS: &[(&str, &str)] = &[
-    ("units", ""),
-    ("ids", ""),
-    ("address", ""),
-    ("shown", ""),
-    ("language", ""),
     ("arch", ""),
-    ("memory", ""),
-    ("linux", ""),
-    ("reader", "linux"),
-    ("object", "arch linux reader"),
-    ("process", "linux object"),
-    ("allocator", "object linux::files process"),
-    ("unwind", "arch object linux::bpf_map linux::files linux::folder linux::proc reader"),
-    ("http", "linux::files"),
-    ("debuginfod", "http linux::files linux::folder linux::rights object reader"),
-    ("bpf", "linux unwind"),
-    ("collect", "memory object::fixture linux"),
-    ("keeper", "bpf::load collect linux process::launch"),
-    ("probe", "allocator arch object linux process bpf keeper model::ProbeCosts"),
-    ("ingest", ""),
-    ("interpreter", "arch ingest linux object process unwind::ranges"),
-    ("ledger", "ingest"),
-    ("walk", "collect memory object linux::proc"),
-    ("model", "ledger linux::file_view linux::rights process::program"),
-    ("account", "ledger linux::proc linux::process_memory memory model walk"),
-    ("leak", "ledger linux::arch memory model"),
-    ("snapshot", "leak ledger model object process"),
-    (
-        "symbolize",
-        "leak ledger object process model snapshot linux::proc linux::companion linux::confinement \
-         linux::files unwind::ranges debuginfod",
-    ),
-    ("report", "leak::fold ledger model"),
-    (
-        "check",
-        "collect keeper leak ledger memory model object report snapshot symbolize linux::proc linux::clock \
-         process unwind walk",
-    ),
-    ("recording", "ingest leak ledger object linux::proc linux::files process model snapshot symbolize"),
-    ("guardrail", "ledger"),
+    ("reader", ""),
+    ("object", "arch reader"),
+    ("process", "object"),
+    ("allocator", "object process"),
+    ("unwind", "arch object reader"),
+    ("http", ""),
+    ("debuginfod", "http object reader"),
+    ("bpf", "unwind"),
+    ("collect", ""),
+    ("keeper", "bpf::load collect process::launch"),
+    ("probe", "allocator arch object process bpf keeper"),
+    ("interpreter", "arch object process unwind::ranges"),
+    ("walk", "collect object"),
+    ("account", "walk"),
+    ("snapshot", "object process"),
+    ("symbolize", "object process snapshot unwind::ranges debuginfod"),
+    ("check", "collect keeper object snapshot symbolize process unwind walk"),
+    ("recording", "object process snapshot symbolize"),
+    ("guardrail", ""),
     ("session", "*"),
-    ("live", "model session snapshot symbolize"),
-    ("push", "http linux::files linux::folder live model report snapshot"),
-    (
-        "serve",
-        "ledger::totals linux::companion linux::files linux::listener linux::proc::stat live model push::PushStatus report \
-         session::Progress snapshot",
-    ),
-    ("top", "ledger live model report"),
+    ("live", "session snapshot symbolize"),
+    ("push", "http live snapshot"),
+    ("serve", "live push::PushStatus session::Progress snapshot"),
+    ("top", "live"),
     ("doctor", "*"),
     ("fuzzing", "*"),
     ("cli", "*"),
@@ -74,6 +48,8 @@ const LAYERS: &[(&str, &str)] = &[
 ];
 
 const FOLDER: &str = "profiler/src/";
+/// Folders of crates that the agent is made of.
+const CRATES: &str = "profiler/crates/";
 /// The library's name, which stands for `crate` in the binary.
 const LIBRARY: &str = "heapbpf";
 
@@ -99,7 +75,7 @@ pub(super) struct Imports {
 }
 
 pub(super) fn check(source: &Source, findings: &mut Findings<'_>) {
-    let Some((module, imports)) = collect(source) else { return };
+    let Some((module, imports)) = collect(source, FOLDER) else { return };
     let root_file = source.path.trim_start_matches(FOLDER).trim_end_matches(".rs");
     let layer = module.first().map_or(root_file, String::as_str);
     if !LAYERS.iter().any(|(name, _)| *name == layer) {
@@ -112,9 +88,9 @@ pub(super) fn check(source: &Source, findings: &mut Findings<'_>) {
     }
 }
 
-/// The module of a non-test file of profiler/src, and the paths it uses.
-fn collect(source: &Source) -> Option<(Vec<String>, Imports)> {
-    let (path, rust) = (source.path.strip_prefix(FOLDER)?, source.rust.as_ref()?);
+/// Returns the module of a non-test file of a crate, and the paths that it uses. `folder` is the crate's folder of sources.
+fn collect(source: &Source, folder: &str) -> Option<(Vec<String>, Imports)> {
+    let (path, rust) = (source.path.strip_prefix(folder)?, source.rust.as_ref()?);
     if source.is_test() {
         return None;
     }
@@ -138,7 +114,7 @@ fn is_allowed(layer: &str, path: &[String]) -> bool {
     // An item of the crate's root, not a module.
     let is_item = path.len() == 1 || !module.starts_with(|c: char| c.is_lowercase());
     let Some(used_row) = row(module) else { return is_item };
-    if module == layer || BASE.contains(&module) {
+    if module == layer {
         return true;
     }
     let Some(own_row) = row(layer) else { return false };
@@ -286,7 +262,14 @@ struct File<'a> {
 struct Graph(BTreeMap<String, BTreeMap<String, (String, usize)>>);
 
 pub(super) fn cycles(sources: &[Source]) -> Vec<Finding> {
-    let files = files(sources);
+    let crates = sources.iter().filter_map(|source| source.path.strip_suffix("lib.rs"));
+    let crates = crates.filter(|folder| *folder == FOLDER || folder.starts_with(CRATES));
+    crates.flat_map(|folder| cycles_in(folder, sources)).collect()
+}
+
+/// Returns the cycles of one crate, whose sources are in `root`.
+fn cycles_in(root: &str, sources: &[Source]) -> Vec<Finding> {
+    let files = files(root, sources);
     let (mut folders, mut within) = (Graph::default(), BTreeMap::<&str, Graph>::new());
     for (module, file) in &files {
         let Some(folder) = module.first() else { continue };
@@ -294,8 +277,11 @@ pub(super) fn cycles(sources: &[Source]) -> Vec<Finding> {
             let Some(used) = definition(&files, module, import) else { continue };
             let Some(used_folder) = used.first() else { continue };
             let place = (file.path.to_owned(), import.line);
+            // A crate is a module of its own.
+            let (folder, used_folder) =
+                if root == FOLDER { (folder.as_str(), used_folder.as_str()) } else { (root, root) };
             if used_folder != folder {
-                folders.add(folder.clone(), used_folder.clone(), place);
+                folders.add(folder.to_owned(), used_folder.to_owned(), place);
             } else if used != *module {
                 within.entry(folder).or_default().add(module.join("/"), used.join("/"), place);
             }
@@ -306,11 +292,11 @@ pub(super) fn cycles(sources: &[Source]) -> Vec<Finding> {
     findings
 }
 
-fn files<'a>(sources: &[Source<'a>]) -> BTreeMap<Module, File<'a>> {
+fn files<'a>(folder: &str, sources: &[Source<'a>]) -> BTreeMap<Module, File<'a>> {
     let mut files = BTreeMap::new();
     let mut declared = BTreeSet::new();
     for source in sources.iter().filter(|source| source.path != "profiler/src/main.rs") {
-        let Some((module, imports)) = collect(source) else { continue };
+        let Some((module, imports)) = collect(source, folder) else { continue };
         declared.extend(imports.declared);
         files.insert(module, File { path: source.path, imports: imports.found, aliases: BTreeMap::new() });
     }

@@ -23,10 +23,10 @@ use source::Source;
 #[command(after_help = "The rules:
   length     functions of at most 70 lines; files of more than 1,000 lines (tests excluded) are noted
   opening    a Rust file begins with a `//!` comment: what it does and what it leaves to others
-  layers     which folder of profiler/src may use which: see xtask/src/tidy/imports.rs
-  cycles     imports form no cycle: neither between folders of profiler/src nor between the files of one folder
-  unsafe     only in profiler-ebpf, profiler/src/linux, test targets, and `unsafe impl` in profiler-common
-  writing    files are created, replaced, removed and listened at by modules of profiler/src/linux: see xtask/src/tidy/writing.rs
+  layers     which folder of profiler/src may use which: see xtask/src/tidy/imports.rs; crates by their Cargo.toml
+  cycles     imports form no cycle: neither between folders of a crate nor between the files of one folder
+  unsafe     only in profiler-ebpf, profiler/crates/linux/src, test targets, and `unsafe impl` in profiler-common
+  writing    files are created, replaced, removed and listened at by modules of profiler/crates/linux/src: see xtask/src/tidy/writing.rs
   links      a link to a kernel's source names a version or a commit; a relative link leads to a file and a heading
   names      a path, `Type::function`, `Type::Variant` or `module::function` in *.md is in the tree, and so are types in ARCHITECTURE.md: see xtask/src/tidy/names.rs
   markers    no leftovers of merges or of unfinished work
@@ -157,16 +157,22 @@ mod tests {
 
     #[test]
     fn unparsable_rust_is_a_finding() {
-        let error = Source::parse("profiler/src/units.rs", "//! Units.\n\nfn broken( {\n}\n").err().expect("is broken");
-        assert!(unparsable("profiler/src/units.rs", &error).to_string().starts_with("profiler/src/units.rs:"));
+        let error = Source::parse("profiler/crates/base/src/units.rs", "//! Units.\n\nfn broken( {\n}\n")
+            .err()
+            .expect("is broken");
+        assert!(
+            unparsable("profiler/crates/base/src/units.rs", &error)
+                .to_string()
+                .starts_with("profiler/crates/base/src/units.rs:")
+        );
         assert!(Source::parse("notes.md", "fn broken( {\n").is_ok());
     }
 
     #[test]
     fn rules_are_applied_to_a_file() {
-        let findings = check(&Source::parse("profiler/src/units.rs", "fn f() {}\n").expect("parses"));
+        let findings = check(&Source::parse("profiler/crates/base/src/units.rs", "fn f() {}\n").expect("parses"));
         assert_eq!(findings.len(), 1, "{findings:?}");
-        assert_eq!((findings[0].path.as_str(), findings[0].line), ("profiler/src/units.rs", 1));
+        assert_eq!((findings[0].path.as_str(), findings[0].line), ("profiler/crates/base/src/units.rs", 1));
     }
 
     #[test]

@@ -49,10 +49,15 @@ pub(super) fn check(files: &[(String, String)]) -> Vec<Finding> {
     findings
 }
 
+/// Returns whether a path in the tree ends with these folders and this file. The `src` of a crate may be left out.
+fn ends_with(path: &str, name: &str) -> bool {
+    Path::new(path).ends_with(name) || Path::new(&path.replace("/src/", "/")).ends_with(name)
+}
+
 /// Returns whether code in a page is the name of something in the tree, or is no such name. A path may lack its first folders.
 fn exists(name: &str, is_type: bool, paths: &BTreeSet<&str>, files: &[(String, String)]) -> bool {
     if PATH.is_match(name) {
-        return paths.iter().any(|path| Path::new(path).ends_with(name));
+        return paths.iter().any(|path| ends_with(path, name));
     }
     let mut sources =
         files.iter().filter(|(path, _)| [".rs", ".ts", ".tsx"].iter().any(|ending| path.ends_with(ending)));
@@ -66,9 +71,8 @@ fn exists(name: &str, is_type: bool, paths: &BTreeSet<&str>, files: &[(String, S
     if owner.starts_with(char::is_uppercase) {
         return sources.any(|(_, text)| text.contains(owner) && definition.is_match(text));
     }
-    let modules = [format!("{owner}.rs"), format!("{owner}/mod.rs")];
-    let mut modules =
-        sources.filter(|(path, _)| modules.iter().any(|module| Path::new(path).ends_with(module))).peekable();
+    let modules = [format!("{owner}.rs"), format!("{owner}/mod.rs"), format!("{owner}/lib.rs")];
+    let mut modules = sources.filter(|(path, _)| modules.iter().any(|module| ends_with(path, module))).peekable();
     let is_module = |path: &&str| Path::new(path).ends_with(format!("{member}.rs"));
     // Without a module of the owner's name, it is somebody else's.
     modules.peek().is_none() || modules.any(|(_, text)| definition.is_match(text)) || paths.iter().any(is_module)
@@ -86,7 +90,7 @@ mod tests {
         let files = [
             (page, text),
             (
-                "profiler/src/report/json.rs",
+                "profiler/crates/report/src/json.rs",
                 "struct LongNames;\nstruct Names { count: u8 }\nenum Kind { Short }\nimpl Names {\n    fn first() {}\n}\n",
             ),
             ("profiler/src/mounts.rs", "fn is_local() {}\n"),
@@ -97,7 +101,7 @@ mod tests {
 
     #[test]
     fn paths_are_whole_or_lack_their_first_folders() {
-        check_page("`profiler/src/report/json.rs`, `report/json.rs`, `report/`, `json.rs`\n", &[]);
+        check_page("`profiler/crates/report/src/json.rs`, `report/json.rs`, `report/`, `json.rs`\n", &[]);
         check_page("`report/NAME.rs`, `/etc/a.toml`, `runtime/pprof`, `a/b.c d`\n```\n`x/y.rs`\n```\n", &[]);
         check_page(
             "a\n`ort/json.rs`\n",

@@ -40,7 +40,10 @@ impl<'a> Source<'a> {
 
 fn is_cfg_test(attribute: &syn::Attribute) -> bool {
     attribute.path().is_ident("cfg")
-        && attribute.meta.require_list().is_ok_and(|list| list.tokens.to_string() == "test")
+        && attribute
+            .meta
+            .require_list()
+            .is_ok_and(|list| is_test_condition(&format!("cfg({})", squeezed(&list.tokens))))
 }
 
 /// Those that are compiled into heapbpf, not into its tests alone.
@@ -102,7 +105,7 @@ pub(super) fn without_tests(tokens: TokenStream) -> Vec<TokenTree> {
         let is_hash = matches!(&tree, TokenTree::Punct(punct) if punct.as_char() == '#');
         let cfg_test = |group: &TokenTree| {
             matches!(group, TokenTree::Group(group)
-            if group.delimiter() == Delimiter::Bracket && squeezed(&group.stream()) == "cfg(test)")
+            if group.delimiter() == Delimiter::Bracket && is_test_condition(&squeezed(&group.stream())))
         };
         if is_hash && trees.peek().is_some_and(cfg_test) {
             // An item ends with its braces or with a semicolon.
@@ -116,6 +119,11 @@ pub(super) fn without_tests(tokens: TokenStream) -> Vec<TokenTree> {
         }
     }
     kept
+}
+
+/// Returns whether an attribute, without spaces, keeps an item out of programs that are released.
+fn is_test_condition(attribute: &str) -> bool {
+    matches!(attribute, "cfg(test)" | "cfg(feature=\"testing\")" | "cfg(any(test,feature=\"testing\"))")
 }
 
 fn squeezed(tokens: &TokenStream) -> String {
@@ -148,7 +156,7 @@ pub(super) fn read(root: &Path, path: &str) -> Result<Option<String>> {
     }
 }
 
-const PARTS: [&str; 4] = ["profiler/src/", "xtask/", "profiler-common/", "profiler-ebpf/"];
+const PARTS: [&str; 4] = ["profiler/", "xtask/", "profiler-common/", "profiler-ebpf/"];
 
 #[derive(Clone, Copy, Default)]
 struct Size {
@@ -222,10 +230,10 @@ mod tests {
         let check = |path, expected| {
             assert_eq!(Source::parse(path, "").expect("empty files parse").is_test(), expected, "{path}");
         };
-        check("profiler/src/ledger/tests.rs", true);
+        check("profiler/crates/ledger/src/tests.rs", true);
         check("tests/src/lib.rs", true);
         check("tests/tests/attach.rs", true);
-        check("profiler/src/ledger/live.rs", false);
+        check("profiler/crates/ledger/src/live.rs", false);
         check("xtask/src/test.rs", false);
     }
 

@@ -10,28 +10,33 @@ use super::Finding;
 use super::imports::{follows_separator, is_punct};
 use super::source::{self, Source};
 
-const FOLDER: &str = "profiler/src/";
+/// The agent, with its crates.
+const FOLDER: &str = "profiler/";
+/// The crate of the modules that may.
+const LINUX: &str = "profiler/crates/linux";
+/// Programs that are not released.
+const EXAMPLES: &str = "profiler/examples/";
 
 /// The modules, below [`FOLDER`].
 const DOOR: [&str; 6] = [
-    "linux/files.rs",
-    "linux/folder.rs",
-    "linux/listener.rs",
-    "linux/place.rs",
-    "linux/proc/writable.rs",
-    "linux/walk.rs",
+    "crates/linux/src/files.rs",
+    "crates/linux/src/folder.rs",
+    "crates/linux/src/listener.rs",
+    "crates/linux/src/place.rs",
+    "crates/linux/src/proc/writable.rs",
+    "crates/linux/src/walk.rs",
 ];
 
 /// A file, what it may use, and why.
 const EXCEPTIONS: &[(&str, &str, &str)] = &[
     (
-        "linux/confinement.rs",
+        "crates/linux/src/confinement.rs",
         "create_dir",
         "in the symbolizer's root directory, which is in a mount namespace of its own",
     ),
-    ("symbolize/sandbox/symbolizer.rs", "create_dir_all", "in that root directory"),
-    ("symbolize/sandbox/symbolizer.rs", "remove_file", "in that root directory"),
-    ("symbolize/sandbox/symbolizer.rs", "symlink", "in that root directory"),
+    ("src/symbolize/sandbox/symbolizer.rs", "create_dir_all", "in that root directory"),
+    ("src/symbolize/sandbox/symbolizer.rs", "remove_file", "in that root directory"),
+    ("src/symbolize/sandbox/symbolizer.rs", "symlink", "in that root directory"),
 ];
 
 /// Names of std and rustix, whatever is before them.
@@ -73,7 +78,7 @@ const QUALIFIED: [(&str, &[&str]); 5] = [
 pub(super) fn check(sources: &[Source]) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut unused: BTreeSet<_> = EXCEPTIONS.iter().map(|(file, name, _)| (*file, (*name).to_owned())).collect();
-    for source in source::without_test_files(sources) {
+    for source in source::without_test_files(sources).filter(|source| !source.path.starts_with(EXAMPLES)) {
         let Some(file) = source.path.strip_prefix(FOLDER).filter(|file| !DOOR.contains(file)) else { continue };
         let Some(rust) = &source.rust else { continue };
         let mut add = |word: &Ident| {
@@ -82,7 +87,7 @@ pub(super) fn check(sources: &[Source]) -> Vec<Finding> {
             unused.remove(&(file, name.clone()));
             if !is_excepted {
                 let message = format!(
-                    "`{name}` belongs in the modules of `{FOLDER}linux` that judge what they have opened: see xtask/src/tidy/writing.rs"
+                    "`{name}` belongs in the modules of `{LINUX}` that judge what they have opened: see xtask/src/tidy/writing.rs"
                 );
                 findings.push(Finding { path: source.path.to_owned(), line: word.span().start().line, message });
             }
@@ -193,12 +198,15 @@ mod tests {
     #[test]
     fn only_some_modules_and_tests_may() {
         let write = "fn f() { fs::write(path, bytes); }\n";
-        let message = "`write` belongs in the modules of `profiler/src/linux` that judge what they have opened: see \
+        let message = "`write` belongs in the modules of `profiler/crates/linux` that judge what they have opened: see \
             xtask/src/tidy/writing.rs";
         assert_eq!(found(&[("profiler/src/cli/a.rs", write)]), [format!("profiler/src/cli/a.rs:1: {message}")]);
-        for path in
-            ["profiler/src/linux/place.rs", "profiler/src/cli/a/tests.rs", "xtask/src/demo.rs", "tests/src/a.rs"]
-        {
+        for path in [
+            "profiler/crates/linux/src/place.rs",
+            "profiler/src/cli/a/tests.rs",
+            "profiler/examples/a.rs",
+            "tests/src/a.rs",
+        ] {
             assert_eq!(found(&[(path, write)]), [""; 0], "{path}");
         }
         let declared = "#[cfg(test)]\nmod fixture;\n";
@@ -207,7 +215,7 @@ mod tests {
 
     #[test]
     fn exceptions_are_of_one_name_and_in_use() {
-        let path = "profiler/src/linux/confinement.rs";
+        let path = "profiler/crates/linux/src/confinement.rs";
         let create = "fn f() { fs::create_dir(path); }\n";
         assert_eq!(found(&[(path, create)]), [""; 0]);
         let both = found(&[(path, "fn f() { fs::create_dir(path); fs::remove_dir(path); }\n")]);

@@ -1,11 +1,11 @@
 //! Synthetic mappings, in which each byte has a known use.
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::units::MappedAmounts;
 use profiler_common::interval::Interval;
 
 use super::*;
 use crate::account::evidence::ARENA_BYTES;
-use crate::address::TargetAddr;
-use crate::units::MappedAmounts;
 
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;

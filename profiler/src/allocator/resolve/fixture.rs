@@ -1,7 +1,8 @@
 //! Synthetic modules for tests.
 
-use crate::address::FileOffset;
-use crate::ids::ModuleId;
+use heapbpf_base::address::FileOffset;
+use heapbpf_base::ids::ModuleId;
+
 use crate::object::symbols::{DefinedFunction, SymbolSource};
 use crate::process::definitions::Candidate;
 use crate::process::link_map::LinkPosition;

@@ -10,6 +10,8 @@ use anyhow::{Context, Result, anyhow, bail};
 use bytesize::ByteSize;
 use clap::Parser;
 use clap::error::ErrorKind;
+use heapbpf_base::shown::{self, Shown};
+use heapbpf_linux::walk::open_trusted;
 use profiler_common::interval::Interval;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
@@ -18,11 +20,9 @@ use toml::{Spanned, Value};
 use super::super::exit::usage;
 use super::super::values;
 use super::super::views::ViewArgs;
-use crate::linux::walk::open_trusted;
 use crate::process::cgroup::Cgroup;
 use crate::process::pattern::Pattern;
 use crate::session::Engine;
-use crate::shown::{self, Shown};
 
 /// The default configuration, with comments, which `--print-config` prints.
 pub(super) const DEFAULT: &str = include_str!("default.toml");

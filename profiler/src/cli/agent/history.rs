@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use heapbpf_base::ids::{Identity, Pid};
+use heapbpf_linux::proc::hierarchy::{self, is_relative};
+use heapbpf_linux::proc::process::Membership;
+
 use super::config::{Config, Rule};
-use crate::ids::{Identity, Pid};
-use crate::linux::proc::hierarchy::{self, is_relative};
-use crate::linux::proc::process::Membership;
 use crate::process::cgroup;
 use crate::process::selection::ProcessFacts;
 use crate::session::{Engine, Policy, Treatment};
@@ -185,8 +186,9 @@ impl Policy for Rules {
 
 #[cfg(test)]
 mod tests {
+    use heapbpf_base::ids::StartTime;
+
     use super::*;
-    use crate::ids::StartTime;
 
     const HOUR: Duration = Duration::from_secs(3600);
 

@@ -15,6 +15,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use bytesize::ByteSize;
 use clap::Args;
+use heapbpf_base::shown::Shown;
+use heapbpf_ledger::model::Others;
+use heapbpf_linux::{clock, memory};
+use heapbpf_report::View;
+use heapbpf_report::text::counted;
 use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{error, info, warn};
@@ -29,13 +34,8 @@ use super::runtime::run_session;
 use super::terminal;
 use super::views::{Prepared, Rendering, Views};
 use crate::guardrail::Limits;
-use crate::linux::{clock, memory};
-use crate::model::Others;
 use crate::process::selection::Selection;
-use crate::report::View;
-use crate::report::text::counted;
 use crate::session::{Control, Engine, Hold, Listener, Progress, Session, SessionConfig};
-use crate::shown::Shown;
 use crate::snapshot::Snapshot;
 use crate::symbolize::sources::Sources;
 use crate::symbolize::trim::Trim;
@@ -387,9 +387,10 @@ impl Listener for Events<'_> {
 
 #[cfg(test)]
 mod tests {
+    use heapbpf_base::ids::Pid;
+    use heapbpf_ledger::model::Skipped;
+
     use super::*;
-    use crate::ids::Pid;
-    use crate::model::Skipped;
 
     #[test]
     fn reasons_are_grouped_without_the_processes() {

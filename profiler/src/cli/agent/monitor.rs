@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use heapbpf_base::shown::Shown;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
@@ -13,7 +14,6 @@ use tracing::{error, info};
 use super::super::views::Prepared;
 use super::config::Config;
 use super::notify::ServiceManager;
-use crate::shown::Shown;
 
 /// Period of checking whether the stop file exists.
 const STOP_FILE_PERIOD: Duration = Duration::from_secs(1);

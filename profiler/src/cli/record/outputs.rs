@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use heapbpf_base::ids::Pid;
+use heapbpf_base::shown::Shown;
+use heapbpf_linux::proc::process;
+use heapbpf_report::Format;
 
 use crate::cli::args::RecordArgs;
 use crate::cli::exit::usage;
 use crate::cli::output::{self, Access, Output, is_recording, recording_path};
-use crate::ids::Pid;
-use crate::linux::proc::process;
-use crate::report::Format;
-use crate::shown::Shown;
 
 /// Opens the reports of `-o`, or a flame graph and an HTML report in the current directory.
 pub(super) fn outputs(args: &RecordArgs, pids: &[Pid]) -> Result<Vec<Output>> {

@@ -4,20 +4,20 @@ use std::fs::read_to_string;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::memory::{Memory, Span};
+use heapbpf_linux::arch::Registers;
+use heapbpf_linux::proc::maps::regions;
+use heapbpf_linux::proc::stat;
 use heapbpf_tests::kernel::wait_until;
 
 use super::*;
-use crate::address::TargetAddr;
 use crate::collect::inject::{ALL_SIGNALS, WayBack, place};
 use crate::collect::memory::{ForkMemory, left_out};
 use crate::collect::process::Release;
 use crate::collect::tests::fixture::collect_here;
 use crate::collect::{Method, ProcessCopy};
-use crate::linux::arch::Registers;
-use crate::linux::proc::maps::regions;
-use crate::linux::proc::stat;
-use crate::memory::{Memory, Span};
-use crate::object::fixture::Workshop;
+use heapbpf_base::testing::Workshop;
 
 impl ProcessCopy for ForkCopy {
     fn pid(&self) -> Pid {
@@ -265,7 +265,7 @@ fn is_running(pid: Pid) -> bool {
 /// Reads a counter of the process, not of its copy.
 fn count(pid: Pid, index: u64) -> u64 {
     let mut bytes = [0; 8];
-    crate::linux::process_memory::read(pid, &[(COUNTS.0 + 8 * index, 8)], &mut bytes).expect("it runs");
+    heapbpf_linux::process_memory::read(pid, &[(COUNTS.0 + 8 * index, 8)], &mut bytes).expect("it runs");
     u64::from_le_bytes(bytes)
 }
 
@@ -446,7 +446,7 @@ fn the_error_where_a_fork_is_impossible_suggests_reading() {
 #[test]
 fn a_stopped_process_stays_stopped() {
     let program = Noticing::start(&["counts"]);
-    let raw = crate::linux::pidfd::raw_pid(program.pid()).expect("a process");
+    let raw = heapbpf_linux::pidfd::raw_pid(program.pid()).expect("a process");
     rustix::process::kill_process(raw, rustix::process::Signal::STOP).expect("it runs");
     let state = || read_to_string(format!("/proc/{}/status", program.pid())).expect("it runs");
     wait_until("it is stopped", || state().contains("State:\tT (stopped)"));

@@ -1,9 +1,9 @@
 //! Searches for code of a process.
 
-use crate::ids::Pid;
-use crate::linux::arch::INSTRUCTION_ALIGNMENT;
-use crate::linux::proc::maps::Region;
-use crate::linux::process_memory;
+use heapbpf_base::ids::Pid;
+use heapbpf_linux::arch::INSTRUCTION_ALIGNMENT;
+use heapbpf_linux::proc::maps::Region;
+use heapbpf_linux::process_memory;
 
 /// Maximum number of bytes that are read for one search.
 pub(super) const BYTES_MAX: u64 = 16 << 20;

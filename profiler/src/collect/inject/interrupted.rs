@@ -5,9 +5,10 @@
 use std::io;
 use std::time::Instant;
 
+use heapbpf_linux::arch::{self, Interruption};
+use heapbpf_linux::ptrace::{Stop, SyscallPhase};
+
 use super::{CALL_WAIT, InjectedThread};
-use crate::linux::arch::{self, Interruption};
-use crate::linux::ptrace::{Stop, SyscallPhase};
 
 enum Again {
     AtExit,

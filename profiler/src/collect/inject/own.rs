@@ -4,11 +4,12 @@
 use std::io;
 use std::os::unix::fs::FileExt;
 
+use heapbpf_linux::arch::FRAME_ALIGNMENT;
+use heapbpf_linux::memory::page_bytes;
+use heapbpf_linux::proc::writable;
+
 use super::{InjectedThread, WayBack};
 use crate::collect::process::ForkError;
-use crate::linux::arch::FRAME_ALIGNMENT;
-use crate::linux::memory::page_bytes;
-use crate::linux::proc::writable;
 
 /// Size of the space for arguments of system calls.
 const SCRATCH_BYTES: usize = 1024;

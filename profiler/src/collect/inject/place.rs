@@ -5,11 +5,11 @@
 //! below it. The chosen memory cannot contain data: it is below all stack pointers, far enough to stay unused for the length of a
 //! call, and either consists of zeros, to which it is reset, or was not mapped before: the kernel extends the stack for it.
 
-use crate::collect::process::StoppedThread;
-use crate::linux::memory::page_bytes;
-use crate::linux::proc::maps::{Region, RegionKind};
+use heapbpf_linux::memory::page_bytes;
+use heapbpf_linux::proc::maps::{Region, RegionKind};
 
 use super::code::read;
+use crate::collect::process::StoppedThread;
 
 /// Space between the frame and a stack pointer of the stack. The thread may use it before another thread has returned from its
 /// call if this process is killed.

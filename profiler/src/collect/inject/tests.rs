@@ -1,11 +1,11 @@
 //! Tests with programs that wait in a system call when they are copied.
 
+use heapbpf_base::ids::Pid;
+use heapbpf_linux::proc::maps::{RegionKind, regions};
 use rustix::process::Signal;
 
 use crate::collect::stop::Stopped;
 use crate::collect::tests::fixture::Subject;
-use crate::ids::Pid;
-use crate::linux::proc::maps::{RegionKind, regions};
 
 /// A program that makes a call that waits. It writes the call's result, whether it was interrupted, and whether the handler of
 /// SIGUSR1 has run.

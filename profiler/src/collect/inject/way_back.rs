@@ -2,12 +2,13 @@
 
 use std::io;
 
+use heapbpf_base::ids::Pid;
+use heapbpf_linux::arch::{self, ADDRESS_END, RETURN_FROM_SIGNAL, SYSCALL_AND_RETURN};
+use heapbpf_linux::proc::maps::{Region, RegionKind};
+use heapbpf_linux::proc::process;
+use heapbpf_linux::ptrace::Tracee;
+
 use super::code::{BYTES_MAX, search};
-use crate::ids::Pid;
-use crate::linux::arch::{self, ADDRESS_END, RETURN_FROM_SIGNAL, SYSCALL_AND_RETURN};
-use crate::linux::proc::maps::{Region, RegionKind};
-use crate::linux::proc::process;
-use crate::linux::ptrace::Tracee;
 
 /// Code of a process by which a thread restores itself after a system call if its tracer is killed: the thread returns to the end
 /// of a signal handler, with a frame that contains its former state.

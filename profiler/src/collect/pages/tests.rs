@@ -1,9 +1,10 @@
 //! Tests with pages of real processes, which are found in both ways.
 
+use heapbpf_linux::proc::maps::{region_of, regions};
+
 use super::super::stop::Stopped;
 use super::*;
 use crate::collect::tests::fixture::Subject;
-use crate::linux::proc::maps::{region_of, regions};
 
 /// A program with mappings of many kinds, each of four pages, of which the second is written.
 const KINDS: &str = r#"

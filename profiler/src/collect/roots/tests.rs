@@ -1,12 +1,12 @@
 //! Tests with synthetic memory, and with memory of programs that use glibc and musl.
 
+use heapbpf_base::address::FileOffset;
+use heapbpf_base::memory::Copied;
 use proptest::prelude::*;
 
 use super::super::Method;
 use super::*;
-use crate::address::FileOffset;
 use crate::collect::tests::fixture::{Subject, collect_here};
-use crate::memory::Copied;
 
 fn region(start: u64, end: u64, kind: RegionKind) -> Region {
     let [readable, writable, executable, shared] = [true, true, false, false];

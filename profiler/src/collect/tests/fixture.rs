@@ -3,12 +3,12 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
+use heapbpf_base::ids::Pid;
 use rustix::process::{Signal, kill_process};
 
 use crate::collect::stop::Stopped;
 use crate::collect::{CollectError, Collected, Method, ThreadState, collect};
-use crate::ids::Pid;
-use crate::object::fixture::Workshop;
+use heapbpf_base::testing::Workshop;
 
 /// Start of every program: `say` prints a line, `wait_for_word` returns when the test writes a line.
 const PROLOGUE: &str = r#"
@@ -116,7 +116,7 @@ impl Subject {
     }
 
     pub(crate) fn send(&self, signal: Signal) {
-        kill_process(crate::linux::pidfd::raw_pid(self.pid()).expect("a process"), signal).expect("it lives");
+        kill_process(heapbpf_linux::pidfd::raw_pid(self.pid()).expect("a process"), signal).expect("it lives");
     }
 
     /// Waits for the program's exit and returns its exit code.

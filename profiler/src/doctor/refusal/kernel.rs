@@ -1,11 +1,12 @@
 //! Refusals because a feature is missing in the kernel, or not mounted.
 
+use heapbpf_linux::attempt::Attempt;
+use heapbpf_linux::feature::Feature;
+
 use super::{ALL, ALL_BPF, Known, PROGRAMS, Refusal};
 use crate::doctor::environment::Kind;
 use crate::doctor::facts::source;
 use crate::doctor::trial::TrialKind;
-use crate::linux::attempt::Attempt;
-use crate::linux::feature::Feature;
 
 impl Known<'_> {
     pub(super) fn gvisor(&self) -> Option<Refusal> {

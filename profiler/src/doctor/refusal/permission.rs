@@ -1,11 +1,12 @@
 //! Refusals by capabilities, namespaces, seccomp filters and security modules.
 
+use heapbpf_linux::attempt::Attempt;
+use heapbpf_linux::feature::Feature;
+
 use super::{ALL_BPF, Known, Refusal};
 use crate::doctor::environment::{Kind, in_initial_pid_namespace, in_initial_user_namespace};
 use crate::doctor::facts::source;
 use crate::doctor::trial::TrialKind;
-use crate::linux::attempt::Attempt;
-use crate::linux::feature::Feature;
 
 /// Names of capabilities, their bits in include/uapi/linux/capability.h, and whether CAP_SYS_ADMIN includes them.
 const NEEDED: [(&str, u32, bool); 3] =

@@ -1,10 +1,11 @@
 //! Tests of what is recognized by the facts of machines of all kinds. Each test names the source of its facts.
 
+use heapbpf_base::testing::check_table;
+use heapbpf_linux::attempt::Attempt;
+
 use super::super::environment::{Kind, recognize};
 use super::super::facts::{Answer, Facts, source};
 use super::super::refusal::{Refusal, refusals};
-use crate::linux::attempt::Attempt;
-use crate::report::check_table;
 
 /// A machine, described by the facts in which it differs from another.
 #[derive(Clone)]

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use heapbpf_base::shown;
 use rustc_hash::FxHashMap;
 
 use super::super::memory::Memory;
 use super::layout::{Layout, Source};
 use crate::object::interpreted::{CodeLines, Function};
-use crate::shown;
 
 /// Names of methods, classes and files: longer ones are cut.
 const NAME_BYTES_MAX: usize = 512;

@@ -11,6 +11,8 @@ mod structs;
 
 use std::sync::Arc;
 
+use heapbpf_base::ids::Pid;
+use heapbpf_base::language::Language;
 use profiler_common::hotspot::{CODE_HEAPS_MAX, CodeHeap, Hotspot};
 use profiler_common::interpreter::{AddressRange, CodeKind};
 
@@ -21,8 +23,6 @@ use self::structs::{Exports, Structs, Unsupported};
 use super::implementation::{Entered, Implementation, Reader, Runtime, Sign, found};
 use super::memory::Memory;
 use super::process::Process;
-use crate::ids::Pid;
-use crate::language::Language;
 use crate::object::ObjectError;
 use crate::object::interpreted::{Code, CodeBody, Function, PlacedCode};
 use crate::object::module::Module;

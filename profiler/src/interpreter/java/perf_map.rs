@@ -11,14 +11,14 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::ids::Pid;
-use crate::linux::folder::Folder;
-use crate::linux::pidfd::PidFd;
-use crate::linux::place::Place;
-use crate::linux::proc::maps::{MappingName, executable_mappings};
-use crate::linux::proc::process::{self, Owner};
-use crate::linux::rights::Rights;
-use crate::shown;
+use heapbpf_base::ids::Pid;
+use heapbpf_base::shown;
+use heapbpf_linux::folder::Folder;
+use heapbpf_linux::pidfd::PidFd;
+use heapbpf_linux::place::Place;
+use heapbpf_linux::proc::maps::{MappingName, executable_mappings};
+use heapbpf_linux::proc::process::{self, Owner};
+use heapbpf_linux::rights::Rights;
 
 const LISTENS_WITHIN: Duration = Duration::from_secs(3);
 const ANSWERS_WITHIN: Duration = Duration::from_secs(5);

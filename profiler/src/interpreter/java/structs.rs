@@ -1,11 +1,11 @@
 //! The machine's description of its structures: tables of fields and types, which it exports.
 
+use heapbpf_base::address::LinkAddr;
 use profiler_common::hotspot::CODE_HEAPS_MAX;
 use rustc_hash::FxHashMap;
 use thiserror::Error;
 
 use super::super::memory::Memory;
-use crate::address::LinkAddr;
 
 /// Why frames of a machine are not unwound.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

@@ -3,12 +3,12 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
+use heapbpf_base::address::LinkAddr;
 use profiler_common::interpreter::CodePlace;
 use proptest::prelude::*;
 
 use super::structs::Exports;
 use super::*;
-use crate::address::LinkAddr;
 use crate::object::interpreted::{CodeLines, Compiled, Scope};
 
 /// Memory by the addresses of its parts.

@@ -12,6 +12,8 @@ mod positions;
 use std::ops::Range;
 use std::sync::Arc;
 
+use heapbpf_base::language::Language;
+use heapbpf_linux::memory::page_bytes;
 use profiler_common::interpreter::AddressRange;
 use profiler_common::v8::V8;
 
@@ -22,8 +24,6 @@ use super::arch::CODE_AREA_BYTES;
 use super::implementation::{Entered, Implementation, Reader, Runtime, Sign, found};
 use super::memory::Memory;
 use super::process::{CodeMapping, Process};
-use crate::language::Language;
-use crate::linux::memory::page_bytes;
 use crate::object::ObjectError;
 use crate::object::interpreted::{Code, CodeBody, CodeLines, Function, PlacedCode};
 use crate::object::module::Module;

@@ -7,6 +7,8 @@ mod record;
 use std::ops::Range;
 use std::sync::Arc;
 
+use heapbpf_base::address::{FileOffset, LinkAddr};
+use heapbpf_base::language::Language;
 use profiler_common::interpreter::AddressRange;
 use profiler_common::php;
 use profiler_common::record::RecordKind;
@@ -17,8 +19,6 @@ use super::implementation::{Entered, Implementation, Record, Runtime, Sign, foun
 use super::loops::loops;
 use super::process::Process;
 use super::version::Version;
-use crate::address::{FileOffset, LinkAddr};
-use crate::language::Language;
 use crate::object::ObjectError;
 use crate::object::image::Image;
 use crate::object::module::Module;

@@ -1,7 +1,8 @@
 //! Names of PHP's functions.
 
+use heapbpf_base::shown;
+
 use crate::object::interpreted::{CUT, CodeLines, Function};
-use crate::shown;
 
 /// Code outside of functions, in PHP's own words (`Exception::getTraceAsString`).
 const MAIN: &str = "{main}";

@@ -2,12 +2,12 @@
 
 use std::mem::offset_of;
 
+use heapbpf_ledger::ingest::field::{DecodeError, field, word};
 use profiler_common::interpreter::CodeId;
 use profiler_common::php::{PHP_TEXT_BYTES, PhpCodeRecord, PhpText};
 
 use super::super::implementation::NamedCode;
 use super::names::{Part, function};
-use crate::ingest::field::{DecodeError, field, word};
 
 pub(super) fn decode(bytes: &[u8]) -> Result<NamedCode, DecodeError> {
     let part = |head: usize, content: usize| -> Result<Option<Part<'_>>, DecodeError> {

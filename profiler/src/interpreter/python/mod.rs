@@ -7,21 +7,22 @@ mod record;
 use std::ops::Range;
 use std::sync::Arc;
 
+use heapbpf_base::address::{LinkAddr, TargetAddr};
+use heapbpf_base::ids::Pid;
+use heapbpf_base::language::Language;
+use heapbpf_linux::process_memory;
+use profiler_common::interpreter::{AddressRange, Interpreter, USES_MUSL};
+use profiler_common::record::RecordKind;
+
 use self::offsets::DEBUG_OFFSETS_BYTES;
 use self::offsets::Unsupported;
 use super::implementation::{Entered, Implementation, Record, Runtime, Sign, found};
 use super::loops::loops;
 use super::process::Process;
 use super::version::Version;
-use crate::address::{LinkAddr, TargetAddr};
-use crate::ids::Pid;
-use crate::language::Language;
-use crate::linux::process_memory;
 use crate::object::ObjectError;
 use crate::object::module::Module;
 use crate::object::symbols::definitions;
-use profiler_common::interpreter::{AddressRange, Interpreter, USES_MUSL};
-use profiler_common::record::RecordKind;
 
 pub(super) const IMPLEMENTATION: Implementation = Implementation {
     language: Language::Python,

@@ -1,11 +1,11 @@
 //! Offsets in CPython's structures, on 64-bit systems, by version: those of a release's headers are fixed
 //! (`Include/internal/pycore_runtime.h`, `pycore_frame.h`, `cpython/pystate.h`, `cpython/code.h`).
 
+use heapbpf_base::address::TargetAddr;
 use profiler_common::interpreter::{COUNTS_BYTES, FrameChain, Interpreter, LineTable};
 use thiserror::Error;
 
 use super::super::version::{Version, Versions};
-use crate::address::TargetAddr;
 
 /// Why frames of an interpreter are not unwound.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

@@ -3,12 +3,12 @@
 use std::mem::offset_of;
 use std::sync::Arc;
 
+use heapbpf_ledger::ingest::field::{DecodeError, field, word};
 use profiler_common::interpreter::{CODE_NAME_BYTES, CodeId, CodeText, LineTable, ShortCodeRecord};
 
 use super::super::implementation::{NamedCode, Whole};
 use super::super::memory::Memory;
 use super::lines::Lines;
-use crate::ingest::field::{DecodeError, field, word};
 use crate::object::interpreted::{CUT, Code, CodeBody, CodeLines, Function};
 
 /// Longer line tables are not read: they would have 100,000 lines.

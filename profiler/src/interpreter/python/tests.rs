@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use heapbpf_linux::process_memory::read_words;
 use profiler_common::interpreter::FrameChain;
 
 use super::*;
-use crate::linux::process_memory::read_words;
 use crate::object::module::ModuleStore;
 
 const PYTHON: &str = "/usr/bin/python3";

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use heapbpf_base::shown;
 use profiler_common::interpreter::CODE_NAME_BYTES;
 use profiler_common::ruby::OWNER_BYTES;
 
 use crate::object::interpreted::CUT;
-use crate::shown;
 
 /// A label as Ruby's backtraces have it since 3.4 (`calculate_iseq_label` in `vm_backtrace.c`): with the class or module of the method.
 pub(super) fn with_owner(label: &str, owner: Option<&str>, is_singleton: bool) -> String {

@@ -11,6 +11,8 @@ mod record;
 use std::ops::Range;
 use std::sync::Arc;
 
+use heapbpf_base::address::LinkAddr;
+use heapbpf_base::language::Language;
 use profiler_common::interpreter::AddressRange;
 use profiler_common::record::RecordKind;
 use profiler_common::ruby;
@@ -22,8 +24,6 @@ use super::implementation::{Entered, Implementation, Record, Runtime, Sign, foun
 use super::memory::Memory;
 use super::process::Process;
 use super::version::Version;
-use crate::address::LinkAddr;
-use crate::language::Language;
 use crate::object::ObjectError;
 use crate::object::module::Module;
 use crate::object::symbols::definitions;

@@ -3,7 +3,8 @@
 
 use std::ops::Range;
 
-use crate::address::LinkAddr;
+use heapbpf_base::address::LinkAddr;
+
 use crate::interpreter::arch::{self, ThreadLocal, branches_out};
 use crate::object::elf::Elf;
 use crate::object::image::Image;

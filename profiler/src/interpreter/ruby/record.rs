@@ -2,12 +2,12 @@
 
 use std::mem::offset_of;
 
+use heapbpf_ledger::ingest::field::{DecodeError, field, word};
 use profiler_common::interpreter::{CODE_NAME_BYTES, CodeId};
 use profiler_common::ruby::{IS_SINGLETON, NAMES_OWNERS, OWNER_BYTES, RubyCodeRecord};
 
 use super::super::implementation::NamedCode;
 use super::labels;
-use crate::ingest::field::{DecodeError, field, word};
 use crate::object::interpreted::{CodeLines, Function};
 
 pub(super) fn decode(bytes: &[u8]) -> Result<NamedCode, DecodeError> {

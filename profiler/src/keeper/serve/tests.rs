@@ -3,6 +3,7 @@
 use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
 
+use heapbpf_linux::proc::stat;
 use heapbpf_tests::kernel::wait_until;
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::process::Signal;
@@ -10,7 +11,6 @@ use rustix::process::Signal;
 use super::super::protocol::ANSWER_BYTES_MAX;
 use super::*;
 use crate::collect::tests::fixture::Subject;
-use crate::linux::proc::stat;
 
 fn suspend(agent: &Subject) {
     agent.send(Signal::STOP);

@@ -3,9 +3,9 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::object::fixture::Workshop;
 use crate::object::module::ModuleStore;
 use crate::object::symbols::{Search, defined_functions};
+use heapbpf_base::testing::Workshop;
 
 const PROGRAM: &str = "int main(void) { return 0; }\n";
 

@@ -3,11 +3,12 @@
 use std::fs;
 use std::io::{Read as _, Seek as _};
 
+use heapbpf_linux::proc::maps::executable_mappings;
+
 use super::*;
-use crate::linux::proc::maps::executable_mappings;
-use crate::object::fixture::{Running, Workshop};
 use crate::object::symbols::{Search, defined_functions};
 use crate::reader::Mapped;
+use heapbpf_base::testing::{Running, Workshop};
 
 fn own_pid() -> Pid {
     Pid(std::process::id())

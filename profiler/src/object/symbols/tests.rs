@@ -1,8 +1,8 @@
 //! Functions of real and of malformed files.
 
 use super::*;
-use crate::object::fixture::Workshop;
 use crate::object::module::ModuleStore;
+use heapbpf_base::testing::Workshop;
 
 /// Functions of one distinct byte each, so that the byte at an offset identifies the function.
 const LIBRARY: &str = r#"

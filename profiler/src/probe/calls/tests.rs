@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use super::*;
 use crate::allocator::functions;
-use crate::object::fixture::Workshop;
 use crate::object::symbols::{Search, defined_functions};
+use heapbpf_base::testing::Workshop;
 
 /// A library whose protected functions call each other directly.
 const LIBRARY: &str = r#"

@@ -6,10 +6,10 @@ use std::process::Command;
 
 use super::*;
 use crate::allocator::functions;
-use crate::object::fixture::Workshop;
 use crate::object::module::ModuleStore;
 use crate::object::symbols::{Search, defined_functions};
 use crate::probe::place::{Class, Emulation, Placement, PlacementMode, place};
+use heapbpf_base::testing::Workshop;
 
 /// Directories of libraries.
 const FOLDERS: [&str; 4] = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/lib/x86_64-linux-musl"];

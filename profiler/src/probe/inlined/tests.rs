@@ -1,8 +1,8 @@
 //! Tests with compiled libraries that reach their allocator through pointers.
 
 use super::*;
-use crate::object::fixture::Workshop;
 use crate::object::symbols::{Search, defined_functions};
+use heapbpf_base::testing::Workshop;
 
 /// A library in which `COPIES` functions contain a copy of `pool_get`, unless it is not to be inlined.
 const LIBRARY: &str = r#"

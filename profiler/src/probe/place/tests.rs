@@ -3,9 +3,9 @@
 mod aarch64;
 mod x86_64;
 
-use super::*;
-use crate::address::LinkAddr;
+use heapbpf_base::address::LinkAddr;
 
+use super::*;
 use crate::allocator::functions;
 
 const ADDRESS: LinkAddr = LinkAddr(0x1000);

@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
+use heapbpf_linux::proc::maps::{Device, MappingName};
+
 use super::*;
-use crate::linux::proc::maps::{Device, MappingName};
-use crate::object::fixture::Running;
+use heapbpf_base::testing::Running;
 
 fn mapped(start: u64, end: u64, offset: u64, module: Option<u32>) -> MappedModule {
     let name = match module {

@@ -6,15 +6,14 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
+use heapbpf_base::ids::Pid;
+use heapbpf_base::shown::{self, Shown};
+use heapbpf_linux::arch::{LEGACY_OPEN, is_legacy_loader_syscall};
+use heapbpf_linux::proc::maps::{MappingName, executable_mappings};
+use heapbpf_linux::proc::process::Auxv;
+use heapbpf_linux::process_memory::read_words;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-
-use crate::ids::Pid;
-use crate::linux::arch::{LEGACY_OPEN, is_legacy_loader_syscall};
-use crate::linux::proc::maps::{MappingName, executable_mappings};
-use crate::linux::proc::process::Auxv;
-use crate::linux::process_memory::read_words;
-use crate::shown::{self, Shown};
 
 const MAP_ANONYMOUS: u64 = libc::MAP_ANONYMOUS.unsigned_abs() as u64;
 const PROT_EXEC: u64 = libc::PROT_EXEC.unsigned_abs() as u64;

@@ -4,8 +4,8 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use crate::linux::proc::stat;
-use crate::linux::ptrace::{Stop, Tracee};
+use heapbpf_linux::proc::stat;
+use heapbpf_linux::ptrace::{Stop, Tracee};
 
 /// Time limit for a stop. It takes microseconds, except in an uninterruptible wait, which may last indefinitely and block
 /// everything else.

@@ -5,14 +5,15 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use heapbpf_linux::signals::Inherited;
+use heapbpf_linux::spawn::spawn_resumed;
 use rustix::process::{Signal, kill_process};
 
 use super::*;
-use crate::linux::signals::Inherited;
-use crate::linux::spawn::spawn_resumed;
-use crate::object::fixture::{Running, Workshop};
+use heapbpf_base::testing::{Running, Workshop};
 
 mod at_exec;
+mod exec_stop;
 mod exit;
 mod leaving;
 
@@ -70,7 +71,7 @@ fn code(launch: &mut Launch) -> i32 {
 }
 
 fn send(pid: Pid, signal: Signal) {
-    let number = crate::linux::pidfd::raw_pid(pid).expect("a valid PID");
+    let number = heapbpf_linux::pidfd::raw_pid(pid).expect("a valid PID");
     kill_process(number, signal).expect("it runs");
 }
 

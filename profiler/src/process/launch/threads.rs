@@ -6,11 +6,10 @@ use std::cell::RefCell;
 use std::io;
 use std::time::Duration;
 
+use heapbpf_base::ids::{Pid, Tid};
+use heapbpf_linux::proc::stat;
+use heapbpf_linux::ptrace::{Options, Pause, Stop, Tracee};
 use tracing::debug;
-
-use crate::ids::{Pid, Tid};
-use crate::linux::proc::stat;
-use crate::linux::ptrace::{Options, Pause, Stop, Tracee};
 
 pub(super) const OPTIONS: Options = Options::EXIT.and(Options::THREADS);
 

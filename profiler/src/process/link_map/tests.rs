@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use heapbpf_base::ids::ModuleId;
 use proptest::prelude::*;
 
 use super::*;
-use crate::ids::ModuleId;
-use crate::object::fixture::{Running, Workshop};
 use crate::object::module::ModuleStore;
 use crate::process::address_space::AddressSpace;
+use heapbpf_base::testing::{Running, Workshop};
 
 const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
 

@@ -3,17 +3,17 @@
 use std::io::Read;
 
 use flate2::read::GzDecoder;
+use heapbpf_base::ids::Pid;
+use heapbpf_base::units::MonotonicNanos;
+use heapbpf_ledger::model::{Profile, TargetProfile};
+use heapbpf_report::testing as test_profiles;
 use opentelemetry_proto::tonic::collector::profiles::v1development::ExportProfilesServiceRequest;
 use prost::Message;
 
-use crate::ids::Pid;
-use crate::model::{Profile, TargetProfile};
 use crate::push::endpoint::Backend;
 use crate::push::labels::Labeller;
 use crate::push::messages::{Label, parca, pyroscope};
 use crate::push::payload::{Payload, payloads};
-use crate::report::test_profiles;
-use crate::units::MonotonicNanos;
 
 /// Returns a window with processes: pid, name, and whether each is older than the window.
 fn window(processes: impl IntoIterator<Item = (u32, &'static str, bool)>) -> Profile {

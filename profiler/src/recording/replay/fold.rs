@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use heapbpf_base::units::Cubes;
+use heapbpf_ledger::model::{Inventory, MemoryAccount, MemoryFacts};
 use serde::de::DeserializeOwned;
 
 use super::Replay;
-use crate::model::{Inventory, MemoryAccount, MemoryFacts};
-use crate::process::program::Program;
-use crate::units::Cubes;
+use heapbpf_ledger::model::Program;
 
 impl Replay {
     /// Serializes the state, followed by the third cumulants of its estimates, the accounts of resident memory, the inventories,

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use heapbpf_base::ids::LedgerId;
+
 use super::{Replay, THREADS_MAX};
-use crate::ids::LedgerId;
 use crate::recording::entry::{Fact, MappedRange, Step, TargetRecord, ThreadFacts};
 use crate::recording::replay::Entry;
 use crate::snapshot::ThreadNames;

@@ -1,8 +1,9 @@
 //! Tests that the replay, too, has the corrections of ledgers that were corrected after records were dropped.
 
+use heapbpf_ledger::live::Correction;
+use heapbpf_ledger::{Ledger, LiveAllocation};
+
 use super::*;
-use crate::ledger::live::Correction;
-use crate::ledger::{Ledger, LiveAllocation};
 
 proptest! {
     #[test]

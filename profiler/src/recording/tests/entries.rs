@@ -1,8 +1,9 @@
 //! Tests of entries and blocks.
 
+use heapbpf_ledger::live::Correction;
+use heapbpf_ledger::timeline::{SampleTrigger, TimelinePoint};
+
 use super::*;
-use crate::ledger::live::Correction;
-use crate::ledger::timeline::{SampleTrigger, TimelinePoint};
 use crate::recording::block::{HeaderError, VERSION_MINOR, check_header};
 use crate::recording::entry::MappedRange;
 use crate::recording::read::ReadError;
@@ -45,8 +46,12 @@ fn additions_of_later_versions_are_skipped() {
 
 #[test]
 fn steps_survive_a_round_trip() {
-    let range =
-        MappedRange { start: TargetAddr(1), end: TargetAddr(2), offset: crate::address::FileOffset(3), module: None };
+    let range = MappedRange {
+        start: TargetAddr(1),
+        end: TargetAddr(2),
+        offset: heapbpf_base::address::FileOffset(3),
+        module: None,
+    };
     let found = (&allocation(1, 2, 3)).into();
     let steps = [
         Step::Opened { ledger: LedgerId(1), pid: Pid(2) },

@@ -1,10 +1,11 @@
 //! Tests of the changes in a span, one by one, against the ledger at its end.
 
+use heapbpf_base::units::{Amounts, EstimatedBytes};
+use heapbpf_ledger::totals::Movement;
+
 use super::*;
-use crate::ledger::totals::Movement;
 use crate::recording::names::RecordedNames;
 use crate::recording::span::{ReplayedSpan, Span, SpanError};
-use crate::units::{Amounts, EstimatedBytes};
 
 /// Returns of target 1, by the flows of a span, the bytes that are live at the end, the number of blocks that came, and the
 /// times.

@@ -1,15 +1,16 @@
 //! Tests of the layout of a fold in the file. A reader of the same major version must understand it.
 
+use heapbpf_base::address::FileOffset;
+use heapbpf_base::ids::ModuleId;
+use heapbpf_base::units::Cubes;
+use heapbpf_ledger::model::{Inventory, MemoryFacts};
+use heapbpf_ledger::timeline::TimelinePoint;
+use heapbpf_linux::rights::Rights;
+
 use super::*;
-use crate::address::FileOffset;
-use crate::ids::ModuleId;
-use crate::ledger::timeline::TimelinePoint;
-use crate::linux::rights::Rights;
-use crate::model::{Inventory, MemoryFacts};
-use crate::process::program::Program;
 use crate::recording::block::VERSION_MAJOR;
 use crate::recording::entry::{MappedRange, ModuleFacts, ThreadFacts};
-use crate::units::Cubes;
+use heapbpf_ledger::model::Program;
 
 /// A replay with a value of every kind that a fold can hold.
 fn replay() -> Replay {

@@ -11,6 +11,11 @@ use std::io::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 
+use heapbpf_base::address::{FileOffset, TargetAddr};
+use heapbpf_base::ids::{HeapId, HookId, LedgerId, ModuleId, Pid, StackId, Tid};
+use heapbpf_base::units::MonotonicNanos;
+use heapbpf_ledger::ingest::event::{Allocation, Event, Free, Remap, Stack};
+use heapbpf_ledger::model::Beginning;
 use profiler_common::interval::Interval;
 use profiler_common::stack::StackEnd;
 use proptest::prelude::*;
@@ -21,14 +26,9 @@ use super::pack::{Packer, Unpacker};
 use super::read::Reading;
 use super::replay::{Entry, Replay};
 use super::write::Writer;
-use crate::address::{FileOffset, TargetAddr};
-use crate::ids::{HeapId, HookId, LedgerId, ModuleId, Pid, StackId, Tid};
-use crate::ingest::event::{Allocation, Event, Free, Remap, Stack};
-use crate::model::Beginning;
 use crate::object::module::Modules;
 use crate::snapshot::{Snapshot, TargetFacts};
 use crate::symbolize::ResolvedFrame;
-use crate::units::MonotonicNanos;
 
 fn allocation(address: u64, size_bytes: u64, time: u64) -> Allocation {
     Allocation {

@@ -1,8 +1,9 @@
 //! Tests of a recording in windows: amounts add up to those of the whole, however late facts of targets are recorded.
 
+use heapbpf_base::address::FileOffset;
+use heapbpf_base::ids::ModuleId;
+
 use super::*;
-use crate::address::FileOffset;
-use crate::ids::ModuleId;
 use crate::recording::entry::{MappedRange, ModuleFacts, ThreadFacts};
 use crate::recording::names::{self, RecordedNames};
 use crate::recording::replay::late::LateFacts;

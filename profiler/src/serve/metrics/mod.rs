@@ -5,16 +5,16 @@ mod series;
 
 use std::collections::BTreeMap;
 
+use heapbpf_base::ids::Pid;
+use heapbpf_ledger::model::Loss;
+use heapbpf_linux::companion;
+use heapbpf_linux::proc::stat::Stat;
+use heapbpf_report::text::printable;
 use profiler_common::counter::Counter;
 use profiler_common::stack::StackEnd;
 
-use crate::ids::Pid;
-use crate::linux::companion;
-use crate::linux::proc::stat::Stat;
 use crate::live::symbolizer_crashes;
-use crate::model::Loss;
 use crate::push::PushStatus;
-use crate::report::text::printable;
 use crate::snapshot::{Snapshot, TargetState};
 pub(super) use exposition::CONTENT_TYPE;
 use exposition::{Exposition, Kind};

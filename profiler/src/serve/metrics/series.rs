@@ -1,9 +1,9 @@
 //! Selects the targets with series of their own. The others share one, so that processes that come and go do not fill a database.
 
+use heapbpf_ledger::model::TargetId;
+use heapbpf_ledger::totals::Totals;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::ledger::totals::Totals;
-use crate::model::TargetId;
 use crate::snapshot::{Snapshot, TargetState};
 
 /// Maximum number of targets with series of their own.
@@ -124,13 +124,14 @@ impl Counters {
 mod tests {
     use std::sync::Arc;
 
+    use heapbpf_base::ids::Pid;
+    use heapbpf_base::units::{EstimatedBytes, EstimatedCount, MonotonicNanos};
+    use heapbpf_ledger::model::{Beginning, End, MemoryAccount, TargetFacts};
+    use heapbpf_ledger::snapshot::TargetSnapshot;
+
     use super::*;
-    use crate::ids::Pid;
-    use crate::ledger::snapshot::TargetSnapshot;
-    use crate::model::{Beginning, End, MemoryAccount, TargetFacts};
     use crate::process::address_space::AddressSpace;
     use crate::snapshot::Base;
-    use crate::units::{EstimatedBytes, EstimatedCount, MonotonicNanos};
 
     /// Allocated and freed bytes, of blocks of 10.
     fn totals(allocated: u64, freed: u64) -> Totals {
@@ -155,7 +156,7 @@ mod tests {
             threads: Arc::default(),
             heaps: Vec::new(),
             ledger: Arc::new(TargetSnapshot { pid, totals, heaps: Vec::new(), callsites: Vec::new() }),
-            growths: crate::model::Leaks::default(),
+            growths: heapbpf_ledger::model::Leaks::default(),
             curve: Vec::new(),
             timeline: Arc::default(),
             memory: Arc::new(MemoryAccount::default()),

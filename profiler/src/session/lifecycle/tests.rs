@@ -2,10 +2,11 @@
 
 use std::process::Command;
 
+use heapbpf_base::units::MonotonicNanos;
+
 use super::*;
 use crate::process::selection::Selection;
 use crate::session::target::Target;
-use crate::units::MonotonicNanos;
 
 fn exec(pid: u32, nanos: u64) -> Exec {
     Exec { pid: Pid(pid), by_other_thread: false, time: MonotonicNanos(nanos) }

@@ -1,14 +1,14 @@
 //! Tests of estimates from thinned samples, compared with the true values.
 
+use heapbpf_base::ids::{HookId, StackId, Tid};
+use heapbpf_ledger::confidence::{Estimate, least_weights};
+use heapbpf_ledger::ingest::event::{Event, Free};
+use heapbpf_ledger::totals::Totals;
+use heapbpf_ledger::{Ledger, LiveAllocation};
 use profiler_common::sampling::SamplingRate;
 use proptest::prelude::*;
 
 use super::*;
-use crate::ids::{HookId, StackId, Tid};
-use crate::ingest::event::{Event, Free};
-use crate::ledger::confidence::{Estimate, least_weights};
-use crate::ledger::totals::Totals;
-use crate::ledger::{Ledger, LiveAllocation};
 
 const PID: Pid = Pid(7);
 const HEAP: HeapId = HeapId(0);

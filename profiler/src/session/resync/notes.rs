@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::ids::Pid;
+use heapbpf_base::units::MonotonicNanos;
+use heapbpf_ledger::ingest::event::{Allocation, Event, Free};
+use heapbpf_ledger::{FreedBlock, Ledger};
 use rustc_hash::{FxHashMap, FxHashSet};
-
-use crate::address::TargetAddr;
-use crate::ids::Pid;
-use crate::ingest::event::{Allocation, Event, Free};
-use crate::ledger::{FreedBlock, Ledger};
-use crate::units::MonotonicNanos;
 
 /// Drops have ended after this time without any. An allocation is written, and enters the live set, within this time after the
 /// one that its record has: its thread can lose its processor between the two.

@@ -1,12 +1,12 @@
 //! Tests of the schedule of passes, of the classification of blocks, and of whole passes over ledgers with dropped records.
 
+use heapbpf_base::ids::{HookId, Tid};
+use heapbpf_ledger::Ledger;
+use heapbpf_ledger::ingest::event::{Allocation, Event, Free};
 use profiler_common::interval::Interval;
 use proptest::prelude::*;
 
 use super::*;
-use crate::ids::{HookId, Tid};
-use crate::ingest::event::{Allocation, Event, Free};
-use crate::ledger::Ledger;
 
 const PID: Pid = Pid(7);
 
@@ -197,6 +197,6 @@ proptest! {
         let truth: Vec<(u64, u64)> = kernel.iter().map(|(&address, block)| (address, block.size_bytes())).collect();
         prop_assert_eq!(blocks, truth);
         let bytes: u64 = kernel.values().map(LiveBlock::size_bytes).sum();
-        prop_assert_eq!(ledger.totals().live_bytes(), crate::units::EstimatedBytes::exact(bytes));
+        prop_assert_eq!(ledger.totals().live_bytes(), heapbpf_base::units::EstimatedBytes::exact(bytes));
     }
 }

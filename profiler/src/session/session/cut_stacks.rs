@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
+use heapbpf_base::ids::Pid;
 use tracing::debug;
 
 use super::Session;
-use crate::ids::Pid;
 
 impl Session {
     /// Continues the walks of cut stacks. Reloads the mappings of their processes, if not too often.

@@ -4,26 +4,26 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use heapbpf_base::ids::{Identity, Pid};
+use heapbpf_base::units::MonotonicNanos;
+use heapbpf_ledger::Ledger;
+use heapbpf_ledger::ingest::record::Exec;
+use heapbpf_ledger::model::{End, Origin};
+use heapbpf_linux::clock;
+use heapbpf_linux::proc::maps::executable_identity;
+use heapbpf_linux::proc::stat::Stat;
 use tracing::{debug, info, warn};
 
 use super::Session;
 use super::launching::log_release;
 use crate::allocator::resolve::NoAllocator;
-use crate::ids::{Identity, Pid};
-use crate::ingest::record::Exec;
 use crate::keeper::Launch;
-use crate::ledger::Ledger;
-use crate::linux::clock;
-use crate::linux::proc::maps::executable_identity;
-use crate::linux::proc::stat::Stat;
-use crate::model::{End, Origin};
 use crate::object::ObjectError;
 use crate::process::selection;
 use crate::process::target::{Process, TargetError};
 use crate::session::config::Hold;
 use crate::session::lifecycle::{ParentTarget, ProcessChange, UNREACHED};
 use crate::session::target::{ForkedChild, Target};
-use crate::units::MonotonicNanos;
 
 /// Number of polls in which every target is polled once, so that modules mapped later are hooked within a second.
 pub(super) const POLL_TURNS: u32 = 3;

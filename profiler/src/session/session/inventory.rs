@@ -14,6 +14,16 @@
 
 use std::time::{Duration, Instant};
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::ids::{HeapId, Pid};
+use heapbpf_base::units::{Amounts, EstimatedBytes};
+use heapbpf_ledger::ingest::event::{Event, Free};
+use heapbpf_ledger::model::Inventory;
+use heapbpf_ledger::{LiveAllocation, inventory};
+use heapbpf_linux::proc::stat;
+use heapbpf_linux::proc::stat::Stat;
+use heapbpf_linux::{bpf, clock, signals};
+use heapbpf_report::text;
 use profiler_common::counter::Counter;
 use profiler_common::interval::Interval;
 use profiler_common::live::LiveBlock;
@@ -21,22 +31,12 @@ use rustc_hash::FxHashSet;
 use tracing::{debug, info};
 
 use super::Session;
-use crate::address::TargetAddr;
 use crate::allocator::selection::MMAP;
 use crate::bpf::counters::Counters;
 use crate::bpf::load::LoadError;
 use crate::collect::{CollectError, Collected, Held, Method, collect_held};
-use crate::ids::{HeapId, Pid};
-use crate::ingest::event::{Event, Free};
-use crate::ledger::{LiveAllocation, inventory};
-use crate::linux::proc::stat;
-use crate::linux::proc::stat::Stat;
-use crate::linux::{bpf, clock, signals};
-use crate::model::Inventory;
-use crate::report::text;
 use crate::session::earlier::{Earlier, Pending, Walked, Walker, aside, walk_heaps};
 use crate::session::target::Target;
-use crate::units::{Amounts, EstimatedBytes};
 use crate::{keeper, walk};
 
 /// Maximum number of blocks to enter of a process, sampled if there are more: the error of live bytes after half of

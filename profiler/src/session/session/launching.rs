@@ -5,6 +5,15 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 
 use anyhow::{Context, Result, ensure};
+use heapbpf_base::ids::{Pid, Tid};
+use heapbpf_base::shown;
+use heapbpf_ledger::model::Origin;
+use heapbpf_linux::exec_stop::ExecStopLayout;
+use heapbpf_linux::job::may_be_hung_up;
+use heapbpf_linux::pidfd::Readiness;
+use heapbpf_linux::proc::process;
+use heapbpf_linux::signals::Inherited;
+use heapbpf_report::text::printable;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 use tracing::{debug, warn};
@@ -12,22 +21,14 @@ use tracing::{debug, warn};
 use super::Session;
 use crate::check::heap_snapshot::HeapSnapshot;
 use crate::collect::Method;
-use crate::ids::{Pid, Tid};
 use crate::keeper::{Launch, StoppedExecs};
-use crate::linux::exec_stop::ExecStopLayout;
-use crate::linux::job::may_be_hung_up;
-use crate::linux::pidfd::Readiness;
-use crate::linux::proc::process;
-use crate::linux::signals::Inherited;
-use crate::model::Origin;
 use crate::process::launch::{LaunchError, ProgramStop, candidates};
 use crate::process::link_map;
-use crate::report::text::printable;
+use crate::reader;
 use crate::session::command::{Command, FOLLOW_PERIOD, Held, Launched};
 use crate::session::config::{Hold, Listener};
 use crate::session::followed::Followed;
 use crate::session::target::Target;
-use crate::{reader, shown};
 
 impl Session {
     /// Starts a command and attaches probes before its code runs. Fails if it cannot be started or has no allocator.

@@ -1,15 +1,15 @@
 //! Checks whether silent probes mean silent programs: first threads that exit, breakpoints that are missing, and
 //! processes that run in the memory of others.
 
+use heapbpf_base::ids::Pid;
+use heapbpf_ledger::model::Origin;
+use heapbpf_linux::proc::stat::waiting_threads;
+use heapbpf_linux::process_memory::share_memory;
 use tracing::{debug, warn};
 
 use super::Session;
 use super::following::POLL_TURNS;
 use crate::bpf::load::LinkKind;
-use crate::ids::Pid;
-use crate::linux::proc::stat::waiting_threads;
-use crate::linux::process_memory::share_memory;
-use crate::model::Origin;
 use crate::session::config::Engine;
 use crate::session::target::Target;
 

@@ -3,15 +3,15 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use heapbpf_ledger::model::{Leaks, MemoryAccount};
+use heapbpf_ledger::snapshot::TargetSnapshot;
+use heapbpf_ledger::timeline::Timeline;
+use heapbpf_linux::clock;
+use heapbpf_report::text::{counted, printable};
 use tokio::time::Instant;
 
 use super::Session;
 use crate::bpf::counters::Counters;
-use crate::ledger::snapshot::TargetSnapshot;
-use crate::ledger::timeline::Timeline;
-use crate::linux::clock;
-use crate::model::{Leaks, MemoryAccount};
-use crate::report::text::{counted, printable};
 use crate::session::config::Progress;
 use crate::session::meter::ProgressMeter;
 use crate::session::target::Target;

@@ -3,6 +3,13 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use heapbpf_base::ids::Pid;
+use heapbpf_base::shown;
+use heapbpf_ledger::model::{
+    Health, HookStatus, InlinedHeap, Loss, Others, Symbolization, Unaccounted, Window, WindowReason,
+};
+use heapbpf_ledger::timeline::SampleTrigger;
+use heapbpf_linux::clock;
 use profiler_common::counter::Counter;
 use profiler_common::interval::Interval;
 use tracing::debug;
@@ -11,11 +18,7 @@ use super::Session;
 use crate::bpf::counters::Counters;
 use crate::check::heap_snapshot::{Coverage, HeapSnapshot, RecordedBlock, TRIES_MAX, collect_at_rest};
 use crate::collect::{CollectError, Collected, Method, ThreadState, collect};
-use crate::ids::Pid;
 use crate::keeper::{self, Launch};
-use crate::ledger::timeline::SampleTrigger;
-use crate::linux::clock;
-use crate::model::{Health, HookStatus, InlinedHeap, Loss, Others, Symbolization, Unaccounted, Window, WindowReason};
 use crate::recording::entry::{HealthFacts, SessionFacts, TargetRecord};
 use crate::recording::recorder::Recorder;
 use crate::session::command::Command;
@@ -23,7 +26,6 @@ use crate::session::config::{Listener, Request};
 use crate::session::followed::Followed;
 use crate::session::target::Target;
 use crate::session::windows::Status;
-use crate::shown;
 use crate::snapshot::{Snapshot, TargetState};
 
 impl Session {

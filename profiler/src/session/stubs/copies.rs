@@ -1,12 +1,12 @@
 //! Stubs that processes have copied from targets by a fork.
 
+use heapbpf_base::ids::Pid;
+use heapbpf_linux::proc::maps::executable_mappings;
 use tracing::debug;
 
 use super::Stubs;
 use super::installed::{CopiedStubs, Installed};
 use crate::bpf::load::Kernel;
-use crate::ids::Pid;
-use crate::linux::proc::maps::executable_mappings;
 use crate::session::target::Target;
 
 impl Stubs {

@@ -1,8 +1,8 @@
 //! First values of countdowns.
 
+use heapbpf_base::ids::HeapId;
 use profiler_common::interval::Interval;
 
-use crate::ids::HeapId;
 use crate::probe::stub::{self, slot};
 
 /// Random countdowns with an exponential distribution.

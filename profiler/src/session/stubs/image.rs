@@ -3,6 +3,9 @@
 use std::fs::File;
 
 use anyhow::{Context, Result, ensure};
+use heapbpf_base::ids::{HeapId, Pid};
+use heapbpf_linux::memory::page_bytes;
+use heapbpf_linux::proc::maps::{Region, regions};
 use profiler_common::arch::ARGUMENTS;
 use profiler_common::hook::{CallShape, HookCookie, ProbeScope};
 use profiler_common::limits::LIVE_FILTER_SLOTS;
@@ -13,11 +16,8 @@ use super::places::place_of;
 use super::previous::Previous;
 use super::sealed::code_bytes;
 use super::slots::Replaced;
-use crate::ids::{HeapId, Pid};
 use crate::keeper::control;
 use crate::keeper::{FunctionPlace, Site};
-use crate::linux::memory::page_bytes;
-use crate::linux::proc::maps::{Region, regions};
 use crate::probe::plan::PlannedHook;
 use crate::probe::stub::{self, SlotIndex, StubCode, StubFunction, slot};
 use crate::process::address_space::AddressSpace;
@@ -275,8 +275,9 @@ fn free_range(mapped: &[Region], near: u64, size_bytes: u64) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use heapbpf_linux::proc::maps::RegionKind;
+
     use super::*;
-    use crate::linux::proc::maps::RegionKind;
 
     const MIB: u64 = 1 << 20;
     const NEAR: u64 = 0x7f00_0000_0000;

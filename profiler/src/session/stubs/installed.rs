@@ -4,17 +4,17 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use heapbpf_base::ids::{HeapId, Pid};
+use heapbpf_linux::proc::maps::Mapping;
+use heapbpf_linux::proc::writable;
+use heapbpf_linux::process_memory;
 use profiler_common::interval::Interval;
 
 use super::slots::Replaced;
 use crate::bpf::load::Kernel;
 use crate::bpf::processes::StubCalls;
-use crate::ids::{HeapId, Pid};
 use crate::keeper::control;
 use crate::keeper::{Installation, Link, SlotChange};
-use crate::linux::proc::maps::Mapping;
-use crate::linux::proc::writable;
-use crate::linux::process_memory;
 use crate::probe::stub::slot;
 use crate::session::rates::Rates;
 

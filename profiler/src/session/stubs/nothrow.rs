@@ -1,13 +1,13 @@
 //! Forms of throwing allocation functions that return null instead.
 
+use heapbpf_base::address::{FileOffset, TargetAddr};
+use heapbpf_base::ids::ModuleId;
+use heapbpf_linux::proc::maps::{FileIdentity, executable_identity};
 use profiler_common::hook::CallShape;
 
 use super::places::place_of;
 use super::slots::bias;
-use crate::address::{FileOffset, TargetAddr};
-use crate::ids::ModuleId;
 use crate::keeper::{FunctionPlace, file_of};
-use crate::linux::proc::maps::{FileIdentity, executable_identity};
 use crate::object::imports::{LibraryNames, library_names};
 use crate::object::module::{Module, ModuleStore};
 use crate::object::symbols::definitions;

@@ -4,19 +4,19 @@
 use std::fs::File;
 use std::io::Read;
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::ids::Pid;
+use heapbpf_linux::proc::maps::{Mapping, Region, regions};
+use heapbpf_linux::proc::mounts;
+use heapbpf_linux::proc::process::entry_path;
+use heapbpf_linux::process_memory;
 use rustc_hash::FxHashMap;
 use tracing::debug;
 
 use super::sealed::open_sealed;
-use crate::address::TargetAddr;
 use crate::bpf::load::LinkKind;
-use crate::ids::Pid;
 use crate::keeper::control;
 use crate::keeper::{Installation, Keeper, KeeperError, Patch, SlotChange};
-use crate::linux::proc::maps::{Mapping, Region, regions};
-use crate::linux::proc::mounts;
-use crate::linux::proc::process::entry_path;
-use crate::linux::process_memory;
 use crate::probe::leftover;
 use crate::probe::stub;
 use crate::process::address_space::AddressSpace;

@@ -6,11 +6,11 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use anyhow::Result;
+use heapbpf_linux::proc::maps::STUBS_NAME;
 use rustix::fs::{
     CWD, FileType, MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create, openat,
 };
 
-use crate::linux::proc::maps::STUBS_NAME;
 use crate::probe::stub;
 
 /// Upper bounds of the size of the header, the table of logarithms and the sampling routine together, and of a stub

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
+use heapbpf_base::address::LinkAddr;
+use heapbpf_base::ids::{HeapId, ModuleId};
+use heapbpf_linux::process_memory::{is_in_memory, read_words};
 use rustc_hash::FxHashMap;
 use tracing::debug;
 
 use super::previous::Previous;
-use crate::address::LinkAddr;
-use crate::ids::{HeapId, ModuleId};
 use crate::keeper::SlotChange;
-use crate::linux::process_memory::{is_in_memory, read_words};
 use crate::object::image::Image;
 use crate::object::imports::slots;
 use crate::object::module::{Module, ModuleStore};

@@ -4,10 +4,10 @@
 use std::io::{BufRead, BufReader, Read, Seek};
 use std::sync::Arc;
 
+use heapbpf_base::shown;
 use rustc_hash::FxHashMap;
 
 use super::pieces::{Found, NAME_BYTES_MAX, Piece, Span, range};
-use crate::shown;
 
 const MAGIC: u32 = 0x4a69_5444;
 const HEADER_BYTES: u32 = 40;

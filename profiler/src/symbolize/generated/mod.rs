@@ -10,14 +10,13 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use heapbpf_base::language::Language;
+use heapbpf_base::shown;
+use pieces::{Found, NAME_BYTES_MAX, Piece, Span};
 use serde::{Deserialize, Serialize};
 
 use super::demangle::demangle;
 use super::names::ResolvedFrame;
-use pieces::{Found, NAME_BYTES_MAX, Piece, Span};
-
-use crate::language::Language;
-use crate::shown;
 
 /// Limits of a file that is read: what lies behind is ignored.
 const FILE_BYTES_MAX: u64 = 256 << 20;

@@ -4,16 +4,17 @@ use std::cell::RefCell;
 use std::fs;
 use std::path::PathBuf;
 
+use heapbpf_base::ids::Pid;
+use heapbpf_ledger::details::Details;
+use heapbpf_ledger::totals::Totals;
+use heapbpf_linux::proc::maps::{Device, Mapping, MappingName};
+
 use super::*;
-use crate::ids::Pid;
-use crate::ledger::details::Details;
-use crate::ledger::totals::Totals;
-use crate::linux::proc::maps::{Device, Mapping, MappingName};
-use crate::object::fixture::{Running, Workshop};
 use crate::object::module::ModuleStore;
 use crate::object::symbols::{Search, defined_functions};
 use crate::process::address_space::MappedModule;
 use crate::symbolize::resolver::Resolver;
+use heapbpf_base::testing::{Running, Workshop};
 
 /// Answers from a table, and remembers what it was asked.
 #[derive(Default)]

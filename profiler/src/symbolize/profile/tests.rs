@@ -2,15 +2,15 @@
 
 mod history;
 
+use heapbpf_base::address::{FileOffset, LinkAddr};
+use heapbpf_base::ids::{HeapId, ModuleId, Pid};
+use heapbpf_ledger::details::Details;
+use heapbpf_ledger::snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
+use heapbpf_ledger::totals::Totals;
+use heapbpf_linux::proc::maps::{Device, Mapping, MappingName};
 use profiler_common::stack::StackEnd;
 
 use super::*;
-use crate::address::{FileOffset, LinkAddr};
-use crate::ids::{HeapId, ModuleId, Pid};
-use crate::ledger::details::Details;
-use crate::ledger::snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
-use crate::ledger::totals::Totals;
-use crate::linux::proc::maps::{Device, Mapping, MappingName};
 use crate::object::ObjectError;
 use crate::object::elf::{BuildId, Segment};
 use crate::object::module::{Module, Recorded};

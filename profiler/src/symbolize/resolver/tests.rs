@@ -2,12 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
+use heapbpf_base::address::LinkAddr;
+
 use super::*;
-use crate::address::LinkAddr;
 use crate::object::debug_files;
-use crate::object::fixture::Workshop;
 use crate::object::module::ModuleStore;
 use crate::object::symbols::{Search, defined_functions};
+use heapbpf_base::testing::Workshop;
 
 /// Function, line, inlined.
 type Facts = (Option<String>, Option<u32>, bool);

@@ -8,12 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use heapbpf_linux::companion::Companion;
+use heapbpf_linux::confinement::Confinement;
+
 use super::{
     COMMAND, Depth, MEMORY_BYTES_MAX, MODULE_TIME, MODULE_TIME_MAX, Names, Question, REPLY_BYTES_MAX, Reply, Request,
     Role, TIME_PER_BYTES, TOTAL_TIME_MAX, decode, encode,
 };
-use crate::linux::companion::Companion;
-use crate::linux::confinement::Confinement;
 use crate::object::image::Image;
 
 const POLL: Duration = Duration::from_millis(50);

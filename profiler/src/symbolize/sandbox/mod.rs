@@ -9,11 +9,11 @@ mod symbolizer;
 use std::sync::Arc;
 use std::time::Duration;
 
+use heapbpf_linux::confinement::Confinement;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::generated::{Format, Place};
 use super::names::ResolvedFrame;
-use crate::linux::confinement::Confinement;
 
 pub(super) use client::Sandbox;
 pub(crate) use client::{Interrupt, confinement, crashes};

@@ -5,6 +5,7 @@
 
 use std::io::Read;
 
+use heapbpf_base::shown;
 use lzma_rust2::XzReader;
 use object::LittleEndian as LE;
 use object::elf::{FileHeader64, SHN_UNDEF, SHT_SYMTAB, STT_FUNC, STT_GNU_IFUNC};
@@ -15,7 +16,6 @@ use crate::object::golang::GoFunctions;
 use crate::object::image::Image;
 use crate::object::imports::stubs;
 use crate::object::symbols::{Definition, functions_outside_utf8};
-use crate::shown;
 use crate::unwind::ranges::Ranges;
 
 /// Of `.gnu_debugdata`: Fedora's largest have less than 2 MiB.

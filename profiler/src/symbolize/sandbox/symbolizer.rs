@@ -12,6 +12,9 @@ use std::sync::Arc;
 use blazesym::symbolize::source::{Elf as ElfSource, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
 use flate2::read::ZlibDecoder;
+use heapbpf_base::shown;
+use heapbpf_linux::companion::{self, Channel, Message};
+use heapbpf_linux::confinement::{Limits, Root, close_inherited, confine};
 use object::LittleEndian as LE;
 use object::elf::{
     CompressionHeader64, ELFCOMPRESS_ZLIB, SHF_COMPRESSED, SHT_DYNSYM, SHT_NOBITS, SHT_STRTAB, SHT_SYMTAB,
@@ -23,11 +26,8 @@ use super::{
     ADDRESSES_MAX, CPU_TIME_MAX, Defect, Depth, FRAMES_MAX, MEMORY_BYTES_MAX, Names, PROCESS_NAME, REQUEST_BYTES_MAX,
     Reply, Request, Role, STRINGS_BYTES, decode, encode,
 };
-use crate::linux::companion::{self, Channel, Message};
-use crate::linux::confinement::{Limits, Root, close_inherited, confine};
 use crate::object::elf::{Elf, Section};
 use crate::object::image::Image;
-use crate::shown;
 use crate::symbolize::demangle::demangle;
 use crate::symbolize::generated::{CodeIndex, Place};
 use crate::symbolize::names::ResolvedFrame;

@@ -1,11 +1,11 @@
 //! A part of the screen, and writing in it.
 
+use heapbpf_report::text::plain;
 use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
 use unicode_width::UnicodeWidthStr;
 
-use crate::report::text::plain;
 use crate::top::theme::Theme;
 
 pub(super) struct Canvas<'a, 'frame> {

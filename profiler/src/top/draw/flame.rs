@@ -1,11 +1,11 @@
 //! The flame view: the root at the top, each frame as wide as its share of the zoomed one.
 
+use heapbpf_report::text;
 use ratatui::style::Style;
 use unicode_width::UnicodeWidthStr;
 
 use super::area::{Area, scrolled};
 use super::tables;
-use crate::report::text;
 use crate::top::columns::size;
 use crate::top::flame::{Place, ROOT};
 use crate::top::state::{Pane, State};

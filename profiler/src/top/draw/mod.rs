@@ -6,17 +6,16 @@ mod stack;
 mod tables;
 mod text;
 
+use area::{Area, Canvas};
+use heapbpf_report::text as format;
 use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
 use unicode_width::UnicodeWidthStr;
 
 use super::columns;
-use area::{Area, Canvas};
-
 use super::state::{Body, Pane, Prompt, State};
 use super::theme::Theme;
-use crate::report::text as format;
 
 /// Minimum width and maximum height at which the stack is beside the callsites.
 const WIDE: u16 = 120;

@@ -1,11 +1,11 @@
 //! The pane with the stack of the selected callsite.
 
+use heapbpf_ledger::model::Frame;
+use heapbpf_report::tables::gap_frames;
+use heapbpf_report::text;
 use ratatui::style::Style;
 
 use super::area::{Area, scrolled};
-use crate::model::Frame;
-use crate::report::tables::gap_frames;
-use crate::report::text;
 use crate::top::flame;
 use crate::top::state::{Pane, State};
 

@@ -1,10 +1,10 @@
 //! The panes of processes and of callsites.
 
+use heapbpf_ledger::model::MemoryPart;
+use heapbpf_report::{describe, function, text};
 use ratatui::style::Style;
 
 use super::area::{Area, scrolled};
-use crate::model::MemoryPart;
-use crate::report::{describe, function, text};
 use crate::top::columns::{CallsiteColumn, Column, Order, TargetColumn, size};
 use crate::top::state::{Pane, State};
 

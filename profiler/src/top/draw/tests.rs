@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use heapbpf_ledger::model::Profile;
+use heapbpf_report::testing as test_profiles;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
 use super::area::scrolled;
 use super::*;
-use crate::model::Profile;
-use crate::report::test_profiles;
 
 fn state(profile: Profile) -> State {
     State::new(Arc::new(profile), Duration::from_secs(2), None)

@@ -1,10 +1,10 @@
 //! The health view and the help.
 
+use heapbpf_report::View;
+use heapbpf_report::summary::health_lines;
 use ratatui::style::Style;
 
 use super::area::Area;
-use crate::report::View;
-use crate::report::summary::health_lines;
 use crate::top::input::BINDINGS;
 use crate::top::state::{Pane, State};
 

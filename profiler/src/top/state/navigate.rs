@@ -1,10 +1,10 @@
 //! Moving through the panes, and searching in them.
 
+use heapbpf_ledger::model::CallsiteProfile;
+use heapbpf_report::function::is_plumbing;
 use regex::Regex;
 
 use super::{Body, Pane, State, is_any};
-use crate::model::CallsiteProfile;
-use crate::report::function::is_plumbing;
 use crate::top::flame::{Path, ROOT};
 use crate::top::input::Action;
 use crate::top::model::CallsiteRow;

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossterm::event::{KeyCode, KeyModifiers};
+use heapbpf_report::testing as test_profiles;
 
 use super::*;
-use crate::report::test_profiles;
 
 fn state(profile: Profile) -> State {
     let mut state = State::new(Arc::new(profile), Duration::from_secs(2), None);
@@ -52,7 +52,7 @@ fn later(profile: &Profile, at: usize, bytes: u64) -> Arc<Profile> {
     let target = &mut later.targets[0];
     let time = target.facts.beginning.time;
     for totals in [&mut target.callsites[at].totals, &mut target.totals] {
-        totals.allocate(crate::units::Amounts::exact(bytes, 1), time);
+        totals.allocate(heapbpf_base::units::Amounts::exact(bytes, 1), time);
     }
     Arc::new(later)
 }

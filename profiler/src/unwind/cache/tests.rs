@@ -4,12 +4,12 @@ use std::ffi::OsString;
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
 
+use heapbpf_base::address::LinkAddr;
 use profiler_common::unwind::{CallerBp, Cfa, PageRows, Rule, UnwindRow};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::*;
-use crate::address::LinkAddr;
 use crate::unwind::BuildStats;
 use crate::unwind::image::Samples;
 

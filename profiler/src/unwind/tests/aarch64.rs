@@ -1,12 +1,12 @@
 //! Tables of aarch64's unwind information.
 
+use heapbpf_base::address::LinkAddr;
 use profiler_common::unwind::{CallerBp, Cfa, ReturnAddress, Rule};
 
 use super::super::arch::Processor;
 use super::super::{Image, Table, build_from_image};
 use super::file;
 use super::module::{CODE, Module, cfa, function};
-use crate::address::LinkAddr;
 
 fn table(module: &Module) -> Table {
     let file = file(&module.bytes());

@@ -12,6 +12,7 @@ use gimli::{
     BaseAddresses, CfaRule, EhFrame, EvaluationResult, LittleEndian, Location, Register, RegisterRule, UnwindContext,
     UnwindExpression, UnwindSection, Value, X86_64,
 };
+use heapbpf_base::address::LinkAddr;
 use object::{Object, ObjectSection};
 use profiler_common::stack::StackEnd;
 use profiler_common::step::{ReadMemory, Registers, Step, step};
@@ -19,7 +20,6 @@ use profiler_common::unwind::{CallerBp, Cfa, Rule};
 
 use super::super::arch::Bytes;
 use super::super::{Table, build};
-use crate::address::LinkAddr;
 
 /// Memory with a word at every address: positive as signed numbers, since framehop computes with those.
 struct Noise(u64);

@@ -9,13 +9,13 @@ use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use heapbpf_base::address::TargetAddr;
 use profiler_common::limits::STACK_FRAMES_MAX;
 use profiler_common::stack::StackEnd;
 use profiler_common::step::{ReadMemory, Registers, Step, step};
 use profiler_common::unwind::{Rule, TableRef, find_rule};
 
 use super::super::{Image, Table, build};
-use crate::address::TargetAddr;
 
 /// An unmapped address as placeholder for the unknown rbp.
 const UNKNOWN: u64 = 0xdead_0000_0000_0000;

@@ -1,5 +1,6 @@
 //! Tables of single features, of contradictory information, and of damaged modules.
 
+use heapbpf_base::address::{LinkAddr, TargetAddr};
 use profiler_common::unwind::{CallerBp, Cfa, Rule};
 use proptest::prelude::*;
 
@@ -8,7 +9,6 @@ use super::super::cache::TableKey;
 use super::super::{Image, ImageError, RuleTable, Table, build, build_from_image, table};
 use super::file;
 use super::module::{CODE, Fde, Module, cfa, function};
-use crate::address::{LinkAddr, TargetAddr};
 
 const DEREF: u8 = 0x06;
 const BREG_RSP: u8 = 0x77;

@@ -2,10 +2,10 @@
 //! if empty, and a circular list of arenas; and heaps of threads' arenas (`heap_info` in malloc/arena.c). Offsets are
 //! those of malloc/malloc.c (<https://sourceware.org/git/?p=glibc.git;a=blob;f=malloc/malloc.c>), 2.26 to 2.43.
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::memory::{Memory, WORD_BYTES};
 use profiler_common::limits::PAGE_BYTES;
 
-use crate::address::TargetAddr;
-use crate::memory::{Memory, WORD_BYTES};
 use crate::walk::scene::{Scene, array, parts};
 
 /// Number of lists. The last list is unused, so its head always points to itself.

@@ -1,11 +1,11 @@
 //! Chunks, each preceded by its size, up to the arena's last one, and the pieces of memory that consist of chunks.
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::memory::{Memory, Span, WORD_BYTES, joined};
+use heapbpf_linux::proc::maps::{RegionKind, region_of};
 use profiler_common::limits::PAGE_BYTES;
 
 use super::arena::{Arena, heaps};
-use crate::address::TargetAddr;
-use crate::linux::proc::maps::{RegionKind, region_of};
-use crate::memory::{Memory, Span, WORD_BYTES, joined};
 use crate::walk::scene::{Scene, Walk, WalkedBlock, span};
 
 /// Offset of a block in its chunk.

@@ -4,12 +4,13 @@
 use std::cell::Cell;
 use std::ops::RangeInclusive;
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::memory::{Memory, Span, WORD_BYTES, joined};
+use heapbpf_linux::proc::maps::region_of;
+
 use super::arena::{Arena, Circle};
 use super::chunk::{CHUNK_BYTES_MIN, FLAGS, HEADER_BYTES};
-use crate::address::TargetAddr;
 use crate::collect::ThreadState;
-use crate::linux::proc::maps::region_of;
-use crate::memory::{Memory, Span, WORD_BYTES, joined};
 use crate::walk::scene::{Scene, WalkedBlock, last_before, span};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -229,8 +230,9 @@ pub(super) fn is_busy(scene: &Scene<'_>, circles: &[Circle], caches: &[TargetAdd
 
 #[cfg(test)]
 mod tests {
+    use heapbpf_base::memory::Copied;
+
     use super::*;
-    use crate::memory::Copied;
 
     /// Chunks of 32 bytes at these addresses, each with a link.
     fn memory(links: &[(u64, u64)]) -> Copied {

@@ -1,12 +1,12 @@
 //! Blocks with mappings of their own. The library counts these blocks, which proves that all were found.
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::memory::{Memory, Span, WORD_BYTES};
+use heapbpf_linux::proc::maps::region_of;
 use profiler_common::limits::PAGE_BYTES;
 
 use super::arena::Circle;
 use super::chunk::{CHUNK_BYTES_MIN, FLAGS, HEADER_BYTES, MAPPED};
-use crate::address::TargetAddr;
-use crate::linux::proc::maps::region_of;
-use crate::memory::{Memory, Span, WORD_BYTES};
 use crate::walk::scene::{Scene, Walk, WalkedBlock, array, span, words};
 
 /// A mapping that is one block.

@@ -4,9 +4,10 @@ mod mapped;
 
 use std::path::PathBuf;
 
-use crate::address::TargetAddr;
-use crate::linux::proc::maps::{Region, RegionKind};
-use crate::memory::Copied;
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::memory::Copied;
+use heapbpf_linux::proc::maps::{Region, RegionKind};
+
 use crate::walk::tests::Patient;
 use crate::walk::{Scene, Walk};
 

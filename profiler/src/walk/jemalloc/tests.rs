@@ -4,10 +4,11 @@ mod made;
 
 use std::process::{Child, Command, Stdio};
 
+use heapbpf_base::ids::Pid;
+
 use super::*;
-use crate::ids::Pid;
-use crate::object::fixture::Workshop;
 use crate::walk::tests::{self, Live};
+use heapbpf_base::testing::Workshop;
 
 fn check_program(flags: &[&str], threads: u32, blocks: u32) {
     let workshop = Workshop::new();

@@ -3,8 +3,8 @@
 mod made;
 
 use super::*;
-use crate::object::fixture::Workshop;
 use crate::walk::tests::{self, Live};
+use heapbpf_base::testing::Workshop;
 
 fn walked(live: &Live) -> Walk {
     let (regions, memory) = live.memory();

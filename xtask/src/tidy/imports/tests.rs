@@ -18,49 +18,49 @@ fn used(finding: &str) -> &str {
 
 #[test]
 fn allowed_imports() {
-    check_found("profiler/src/ledger/live.rs", "use crate::ids::Pid;\nuse crate::ingest::Event;\n", &[]);
-    check_found("profiler/src/ledger/live.rs", "use super::totals::Totals;\nuse crate::ledger::totals;\n", &[]);
-    check_found("profiler/src/symbolize/mod.rs", "use crate::model::{Frame, Profile};\n", &[]);
-    check_found("profiler/src/session.rs", "use crate::{bpf, ledger::live::*, probe::Prober};\n", &[]);
+    check_found("profiler/src/snapshot/live.rs", "use crate::object::Image;\nuse crate::process::Process;\n", &[]);
+    check_found("profiler/src/snapshot/live.rs", "use super::totals::Totals;\nuse crate::snapshot::totals;\n", &[]);
+    check_found("profiler/src/symbolize/mod.rs", "use crate::snapshot::{Frame, Profile};\n", &[]);
+    check_found("profiler/src/session.rs", "use crate::{bpf, snapshot::live::*, probe::Prober};\n", &[]);
     check_found("profiler/src/main.rs", "fn main() { heapbpf::cli::run() }\n", &[]);
     check_found("xtask/src/main.rs", "use crate::anything;\n", &[]);
 }
 
 #[test]
 fn forbidden_imports() {
-    check_found("profiler/src/ledger/live.rs", "use std::fs;\nuse crate::bpf::load;\n", &["2 bpf::load"]);
-    check_found("profiler/src/ledger/mod.rs", "fn f() -> crate::bpf::Map { todo() }\n", &["1 bpf::Map"]);
+    check_found("profiler/src/snapshot/live.rs", "use std::fs;\nuse crate::bpf::load;\n", &["2 bpf::load"]);
+    check_found("profiler/src/snapshot/mod.rs", "fn f() -> crate::bpf::Map { todo() }\n", &["1 bpf::Map"]);
     check_found(
-        "profiler/src/report/json.rs",
-        "use crate::{ids::Pid, bpf::{load, maps}};\n",
+        "profiler/src/http/json.rs",
+        "use crate::{http::Client, bpf::{load, maps}};\n",
         &["1 bpf::load", "1 bpf::maps"],
     );
-    check_found("profiler/src/report/json.rs", "m! { x(crate::bpf::f()) }\n", &["1 bpf::f"]);
-    check_found("profiler/src/symbolize/mod.rs", "use crate::report::json::Json;\n", &["1 report::json::Json"]);
-    check_found("profiler/src/symbolize/mod.rs", "use crate::report;\n", &["1 report"]);
+    check_found("profiler/src/http/json.rs", "m! { x(crate::bpf::f()) }\n", &["1 bpf::f"]);
+    check_found("profiler/src/symbolize/mod.rs", "use crate::top::json::Json;\n", &["1 top::json::Json"]);
+    check_found("profiler/src/symbolize/mod.rs", "use crate::top;\n", &["1 top"]);
     check_found("profiler/src/session.rs", "use crate::cli::Args;\n", &["1 cli::Args"]);
     check_found("profiler/src/bpf/mod.rs", "use crate::probe::*;\n", &["1 probe"]);
 }
 
 #[test]
 fn ways_up() {
-    check_found("profiler/src/ledger/live.rs", "use super::super::bpf::load;\n", &["1 bpf::load"]);
-    check_found("profiler/src/ledger/mod.rs", "use super::bpf::load;\n", &["1 bpf::load"]);
-    check_found("profiler/src/ledger/mod.rs", "mod a { use super::super::bpf; use super::b; }\n", &["1 bpf"]);
+    check_found("profiler/src/snapshot/live.rs", "use super::super::bpf::load;\n", &["1 bpf::load"]);
+    check_found("profiler/src/snapshot/mod.rs", "use super::bpf::load;\n", &["1 bpf::load"]);
+    check_found("profiler/src/snapshot/mod.rs", "mod a { use super::super::bpf; use super::b; }\n", &["1 bpf"]);
 }
 
 #[test]
 fn paths_of_others_are_theirs() {
-    check_found("profiler/src/ledger/mod.rs", "use other::bpf::crate_name;\nuse object::read;\n", &[]);
-    check_found("profiler/src/ledger/mod.rs", "fn f(x: Option<crate::bpf::Map>) {}\n", &["1 bpf::Map"]);
-    check_found("profiler/src/ledger/mod.rs", "fn f(x: std::vec::Vec<crate::bpf::Map>) {}\n", &["1 bpf::Map"]);
+    check_found("profiler/src/snapshot/mod.rs", "use other::bpf::crate_name;\nuse object::read;\n", &[]);
+    check_found("profiler/src/snapshot/mod.rs", "fn f(x: Option<crate::bpf::Map>) {}\n", &["1 bpf::Map"]);
+    check_found("profiler/src/snapshot/mod.rs", "fn f(x: std::vec::Vec<crate::bpf::Map>) {}\n", &["1 bpf::Map"]);
 }
 
 #[test]
 fn tests_import_anything() {
-    check_found("profiler/src/ledger/tests.rs", "use crate::bpf;\n", &[]);
+    check_found("profiler/src/snapshot/tests.rs", "use crate::bpf;\n", &[]);
     check_found(
-        "profiler/src/ledger/mod.rs",
+        "profiler/src/snapshot/mod.rs",
         "#[cfg(test)]\nmod tests { use crate::bpf; }\nuse crate::bpf;\n",
         &["3 bpf"],
     );
@@ -70,8 +70,8 @@ fn tests_import_anything() {
 fn modules_without_a_line() {
     let findings = found(check, "profiler/src/novelty/mod.rs", "");
     assert_eq!(findings, ["1: `novelty` has no line in xtask/src/tidy/imports.rs"]);
-    check_found("profiler/src/ledger/mod.rs", "use crate::novelty::Thing;\n", &["1 novelty::Thing"]);
-    check_found("profiler/src/ledger/mod.rs", "use crate::Thing;\n", &[]);
+    check_found("profiler/src/snapshot/mod.rs", "use crate::novelty::Thing;\n", &["1 novelty::Thing"]);
+    check_found("profiler/src/snapshot/mod.rs", "use crate::Thing;\n", &[]);
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! Tests of files with stubs for both processors.
 
+use heapbpf_base::address::LinkAddr;
 use profiler_common::hook::{CallShape, Site};
 use profiler_common::unwind::{Cfa, ReturnAddress};
 
 use super::*;
-use crate::address::LinkAddr;
 use crate::object::image::Image;
 use crate::probe::arch::aarch64::Aarch64;
 use crate::probe::arch::x86_64::X86_64;

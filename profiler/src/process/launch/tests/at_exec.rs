@@ -5,16 +5,16 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use heapbpf_base::ids::{Pid, Tid};
+use heapbpf_linux::exec_stop::{StopNote, attach};
+use heapbpf_linux::proc::stat;
+use heapbpf_linux::spawn::resume_with_parent;
 use rustix::process::Signal;
 
 use super::{code, send, start, step, step_with_exec};
 use crate::bpf::kernel_types::TaskLayout;
-use crate::ids::{Pid, Tid};
-use crate::linux::exec_stop::{StopNote, attach};
-use crate::linux::proc::stat;
-use crate::linux::spawn::resume_with_parent;
-use crate::object::fixture::Workshop;
 use crate::process::launch::{Launch, StartUpEnd};
+use heapbpf_base::testing::Workshop;
 
 /// A program that executes itself after a line of input, with SIGCONT blocked on request. Then it exits with 5, if the signal is
 /// still as it was.
@@ -97,7 +97,7 @@ fn a_program_that_is_killed_at_its_exec_is_reaped() {
             Ok(mut launch) => assert_eq!(code(&mut launch), 128 + signal.as_raw()),
             Err(error) => {
                 assert!(signal == Signal::KILL, "{error}");
-                while crate::linux::ptrace::try_reap(pid).expect("a child").is_none() {}
+                while heapbpf_linux::ptrace::try_reap(pid).expect("a child").is_none() {}
             }
         }
     }

@@ -5,14 +5,14 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
+use heapbpf_linux::arch::SLEEPING;
+use heapbpf_linux::signals::Inherited;
 use heapbpf_tests::kernel::wait_until;
 use rustix::process::{Signal, kill_process};
 
 use super::super::*;
-use crate::linux::arch::SLEEPING;
-use crate::linux::signals::Inherited;
-use crate::object::fixture::Workshop;
 use crate::process::launch::shell_code;
+use heapbpf_base::testing::Workshop;
 
 /// Address at which the program stores [`MARK`] before it exits.
 const MARK_ADDRESS: u64 = 0x1000_0000;
@@ -227,7 +227,7 @@ fn a_killed_program_is_held_and_exits() {
         if held {
             assert!(launch.stop().expect("it stops"));
         }
-        let pid = crate::linux::pidfd::raw_pid(launch.pid()).expect("a valid PID");
+        let pid = heapbpf_linux::pidfd::raw_pid(launch.pid()).expect("a valid PID");
         kill_process(pid, Signal::KILL).expect("it runs");
         if held {
             launch.follow_execs().expect("held");
@@ -282,7 +282,7 @@ fn a_detached_program_is_not_held() {
 fn a_program_in_a_group_stop_stays_stopped() {
     let workshop = Workshop::new();
     let mut launch = asleep(&workshop, "sleeps", 1);
-    let pid = crate::linux::pidfd::raw_pid(launch.pid()).expect("a valid PID");
+    let pid = heapbpf_linux::pidfd::raw_pid(launch.pid()).expect("a valid PID");
     let state = || std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_pid())).expect("it runs");
     kill_process(pid, Signal::STOP).expect("it runs");
     while !state().contains("State:\tt") {

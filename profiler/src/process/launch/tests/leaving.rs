@@ -4,9 +4,10 @@ use std::fs::read_to_string;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use crate::ids::Pid;
-use crate::object::fixture::Workshop;
+use heapbpf_base::ids::Pid;
+
 use crate::process::launch::{Launch, LaunchError, retry_releases, shell_code};
+use heapbpf_base::testing::Workshop;
 
 /// A program that waits in `vfork` until its input ends.
 const VFORKS: &str = "#include <unistd.h>\n\
@@ -59,7 +60,7 @@ fn a_followed_program_is_detached_when_it_wakes_up() {
         let (program, pipe) = (vforks(&workshop), workshop.path("pipe"));
         workshop.run("mkfifo", &["pipe"]);
         let command = ["sh".as_ref(), "-c".as_ref(), script.as_ref(), program.as_os_str(), pipe.as_os_str()];
-        let inherited = crate::linux::signals::Inherited::now();
+        let inherited = heapbpf_linux::signals::Inherited::now();
         let mut launch = Launch::start(&command.map(Into::into), inherited).expect("started");
         let pid = launch.pid();
         launch.follow_execs().expect("held");
@@ -80,7 +81,7 @@ fn a_followed_program_is_detached_when_it_wakes_up() {
             retry();
             let mut status = None;
             while status.is_none() {
-                status = crate::linux::ptrace::try_reap(pid).expect("a child");
+                status = heapbpf_linux::ptrace::try_reap(pid).expect("a child");
             }
             assert_eq!(status.map(shell_code), Some(4));
         } else {

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::ids::{HeapId, HookId, Pid, StackId, Tid};
+use heapbpf_ledger::Ledger;
+use heapbpf_ledger::ingest::event::{Allocation, Event, Free};
+use heapbpf_ledger::model::{Beginning, Leaks};
+use heapbpf_ledger::timeline::{SampleTrigger, Timeline};
 use profiler_common::interval::Interval;
 
 use super::super::*;
-use crate::address::TargetAddr;
-use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
-use crate::ingest::event::{Allocation, Event, Free};
-use crate::ledger::Ledger;
-use crate::ledger::timeline::{SampleTrigger, Timeline};
-use crate::model::{Beginning, Leaks};
 use crate::process::address_space::AddressSpace;
 use crate::snapshot::TargetFacts;
 

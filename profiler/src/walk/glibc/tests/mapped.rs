@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::memory::Copied;
+use heapbpf_linux::proc::maps::{Region, RegionKind};
+
 use super::{DATA, HEAP, arena};
-use crate::address::TargetAddr;
-use crate::linux::proc::maps::{Region, RegionKind};
-use crate::memory::Copied;
 use crate::walk::scene::WalkedBlock;
 use crate::walk::tests::split;
 use crate::walk::{Scene, Walk};

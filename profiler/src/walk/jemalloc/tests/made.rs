@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use heapbpf_base::memory::Copied;
+use heapbpf_linux::proc::maps::{Region, RegionKind};
 use proptest::prelude::*;
 
 use super::super::*;
-use crate::linux::proc::maps::{Region, RegionKind};
-use crate::memory::Copied;
 use crate::walk::tests::split;
 
 const DATA: u64 = 0x5555_0000_0000;

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use heapbpf_base::memory::Copied;
 use proptest::prelude::*;
 
 use super::super::*;
-use crate::memory::Copied;
 use crate::walk::tests::{Patient, split};
 
 const SECRET: u64 = 0x5ec2_e7a1_b2c3_d4e5;

@@ -1,0 +1,255 @@
+//! Reads memory of another process, finds which of its pages hold data, and whether another one uses it.
+
+#![expect(unsafe_code, reason = "rustix has neither process_vm_readv nor kcmp nor PAGEMAP_SCAN")]
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+
+use heapbpf_base::ids::{Pid, Tid};
+
+use super::proc::process::entry_path;
+use super::proc::stat;
+
+/// Maximum number of ranges in one call (`UIO_MAXIOV`).
+pub const RANGES_MAX: usize = 1024;
+
+/// Copies ranges (address, length) one after the other, and returns the number of bytes. Stops at the first unreadable
+/// byte. Errors: `EFAULT` if that is the first one, `ESRCH`, `EPERM`, `EINVAL` with more than [`RANGES_MAX`] ranges.
+pub fn read(pid: Pid, ranges: &[(u64, usize)], buffer: &mut [u8]) -> io::Result<usize> {
+    match read_by(pid, ranges, buffer) {
+        // A first thread that has exited before others has no memory any more.
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => match stat::living_thread(pid) {
+            Some(other) if other != pid => read_by(other, ranges, buffer),
+            _ => Err(error),
+        },
+        read => read,
+    }
+}
+
+fn read_by(pid: Pid, ranges: &[(u64, usize)], buffer: &mut [u8]) -> io::Result<usize> {
+    let raw_pid = libc::pid_t::try_from(pid.0).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
+    let remote: Vec<libc::iovec> = ranges.iter().map(|&(address, length)| remote_range(address, length)).collect();
+    let local = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    let count = libc::c_ulong::try_from(remote.len()).map_err(io::Error::other)?;
+    // SAFETY: the kernel writes only to `local`, which is a buffer that is borrowed mutably; `remote` are addresses of
+    // another process, which are only read, and checked by the kernel.
+    let copied = unsafe { libc::process_vm_readv(raw_pid, &raw const local, 1, remote.as_ptr(), count, 0) };
+    usize::try_from(copied).map_err(|_| io::Error::last_os_error())
+}
+
+/// Reads words at many addresses with few system calls; `None` for addresses that are not mapped.
+pub fn read_words(pid: Pid, addresses: &[u64]) -> Vec<Option<u64>> {
+    let mut words = Vec::with_capacity(addresses.len());
+    while words.len() < addresses.len() {
+        let rest = &addresses[words.len()..];
+        let ranges: Vec<(u64, usize)> = rest.iter().take(RANGES_MAX).map(|&address| (address, 8)).collect();
+        let mut bytes = vec![0; ranges.len() * 8];
+        let read = read(pid, &ranges, &mut bytes).unwrap_or(0);
+        let (complete, _) = bytes[..read].as_chunks::<8>();
+        words.extend(complete.iter().map(|word| Some(u64::from_ne_bytes(*word))));
+        if complete.len() < ranges.len() {
+            words.push(None);
+        }
+    }
+    words
+}
+
+/// Whether two processes use the same memory, as a child of `vfork` uses that of its parent. False where `kcmp(2)` is missing or not
+/// permitted.
+pub fn share_memory(first: Pid, second: Pid) -> bool {
+    /// Kind of resource `KCMP_VM` in include/uapi/linux/kcmp.h.
+    const MEMORY: libc::c_int = 1;
+    let [first, second] = [first, second].map(|pid| stat::living_thread(pid).unwrap_or(pid));
+    // SAFETY: it takes numbers, and changes nothing.
+    unsafe { libc::syscall(libc::SYS_kcmp, first.0, second.0, MEMORY, 0_u64, 0_u64) == 0 }
+}
+
+/// Copies memory, also `PROT_NONE` memory. Fails where nothing is mapped, or with `proc_mem.force_override=never`.
+pub fn read_protected(pid: Pid, address: u64, buffer: &mut [u8]) -> io::Result<usize> {
+    File::open(entry_path(pid, "mem"))?.read_at(buffer, address)
+}
+
+/// Whether a process has mapped the page of an address from a file, so that the kernel has it in memory.
+pub fn has_file_page(pid: Pid, address: u64) -> io::Result<bool> {
+    const PRESENT_OF_FILE: u64 = 1 << 63 | 1 << 61;
+    Ok(pagemap_entry(pid, address)? & PRESENT_OF_FILE == PRESENT_OF_FILE)
+}
+
+/// Whether reading an address waits for no other file system than that of the swap.
+pub fn is_in_memory(pid: Pid, address: u64) -> io::Result<bool> {
+    const PRESENT_OR_SWAPPED: u64 = 1 << 63 | 1 << 62;
+    Ok(pagemap_entry(pid, address)? & PRESENT_OR_SWAPPED != 0)
+}
+
+/// Entry of a page. See Documentation/admin-guide/mm/pagemap.rst.
+fn pagemap_entry(pid: Pid, address: u64) -> io::Result<u64> {
+    let mut entry = [0; 8];
+    let at = address / rustix::param::page_size() as u64 * 8;
+    File::open(entry_path(pid, "pagemap"))?.read_exact_at(&mut entry, at)?;
+    Ok(u64::from_ne_bytes(entry))
+}
+
+/// The list of robust mutexes that a thread has registered, which is a part of its control block in glibc. `None` where it has
+/// none, or where the kernel does not permit reading it.
+pub fn robust_list(tid: Tid) -> Option<u64> {
+    let (mut head, mut size) = (0_u64, 0_usize);
+    // SAFETY: the kernel writes a pointer and a size to the two variables, which outlive the call.
+    let result = unsafe { libc::syscall(libc::SYS_get_robust_list, tid.0, &raw mut head, &raw mut size) };
+    (result == 0 && head != 0).then_some(head)
+}
+
+fn remote_range(address: u64, length: usize) -> libc::iovec {
+    // Addresses have 64 bits in both processes.
+    let base = std::ptr::without_provenance_mut(usize::try_from(address).unwrap_or(usize::MAX));
+    libc::iovec { iov_base: base, iov_len: length }
+}
+
+/// Pages to find. Pages that map the kernel's zero page are never included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pages {
+    /// All pages in memory or swapped out.
+    All,
+    /// All pages without those that are unmodified file contents.
+    Anonymous,
+    /// All pages in memory, without pages that are swapped out.
+    Resident,
+}
+
+/// Passes all pages of a kind to `found`, by rising address (`PAGEMAP_SCAN`, Linux 6.7). Memory never touched costs nothing.
+/// Errors: `ENOTTY` or `EINVAL` where the kernel lacks the request, `ESRCH` when the process has exited.
+pub fn scan_pages(
+    pagemap: &File,
+    range: Range<u64>,
+    pages: Pages,
+    found: &mut dyn FnMut(Range<u64>),
+) -> io::Result<()> {
+    // The kernel refuses unknown categories. Linux 6.15 reports guard pages, which look like swapped pages before.
+    match scan_without(pagemap, range.clone(), pages, ZEROS | GUARD, found) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => scan_without(pagemap, range, pages, ZEROS, found),
+        result => result,
+    }
+}
+
+fn scan_without(
+    pagemap: &File,
+    range: Range<u64>,
+    pages: Pages,
+    unwanted: u64,
+    found: &mut dyn FnMut(Range<u64>),
+) -> io::Result<()> {
+    let unwanted = unwanted | if pages == Pages::Anonymous { FILE } else { 0 };
+    let mut regions = [PageRegion::default(); 512];
+    let mut start = range.start;
+    while start < range.end {
+        let mut request = ScanRequest {
+            size: size_of::<ScanRequest>() as u64,
+            start,
+            end: range.end,
+            regions: (&raw mut regions).expose_provenance() as u64,
+            region_count: regions.len() as u64,
+            inverted: unwanted,
+            all_of: unwanted,
+            any_of: if pages == Pages::Resident { PRESENT } else { PRESENT | SWAPPED },
+            reported: unwanted,
+            ..ScanRequest::default()
+        };
+        // SAFETY: the kernel reads and writes a `ScanRequest`, and writes at most `region_count` regions; both outlive
+        // the call.
+        let count = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut request) };
+        let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
+        regions.iter().take(count).for_each(|region| found(region.start..region.end));
+        if request.walk_end <= start {
+            return Err(io::Error::other("PAGEMAP_SCAN makes no progress"));
+        }
+        start = request.walk_end;
+    }
+    Ok(())
+}
+
+/// Passes all pages of a kind to `found`, by rising address, on kernels without `PAGEMAP_SCAN`: reads eight bytes for each mapped
+/// page. Pages that map the kernel's zero page are included. See Documentation/admin-guide/mm/pagemap.rst.
+pub fn scan_entries(
+    pagemap: &File,
+    range: Range<u64>,
+    pages: Pages,
+    found: &mut dyn FnMut(Range<u64>),
+) -> io::Result<()> {
+    let page_bytes = rustix::param::page_size() as u64;
+    let mut words = vec![0_u8; 1 << 19];
+    let mut page = range.start / page_bytes;
+    let end = range.end.div_ceil(page_bytes);
+    while page < end {
+        let count = usize::try_from(end - page).unwrap_or(usize::MAX).min(words.len() / 8);
+        let read = pagemap.read_at(&mut words[..count * 8], page.saturating_mul(8))?;
+        if read < 8 {
+            // The range ends after the last address of user processes.
+            return Ok(());
+        }
+        let mut start = None;
+        for (index, word) in (page..).zip(words[..read].as_chunks().0) {
+            match (start, is_wanted(u64::from_le_bytes(*word), pages)) {
+                (None, true) => start = Some(index),
+                (Some(first), false) => {
+                    found(first * page_bytes..index * page_bytes);
+                    start = None;
+                }
+                _ => {}
+            }
+        }
+        page += (read / 8) as u64;
+        if let Some(first) = start {
+            found(first * page_bytes..page * page_bytes);
+        }
+    }
+    Ok(())
+}
+
+fn is_wanted(entry: u64, pages: Pages) -> bool {
+    const IN_MEMORY: u64 = 1 << 63;
+    const IN_SWAP: u64 = 1 << 62;
+    const FILE_OR_SHARED: u64 = 1 << 61;
+    const GUARD: u64 = 1 << 58;
+    let is_there = entry & if pages == Pages::Resident { IN_MEMORY } else { IN_MEMORY | IN_SWAP } != 0;
+    let is_own = pages != Pages::Anonymous || entry & FILE_OR_SHARED == 0;
+    is_there && entry & GUARD == 0 && is_own
+}
+
+/// Request `struct pm_scan_arg` (<https://github.com/torvalds/linux/blob/v6.7/include/uapi/linux/fs.h#L350-L393>).
+#[derive(Default)]
+#[repr(C)]
+struct ScanRequest {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    regions: u64,
+    region_count: u64,
+    pages_max: u64,
+    inverted: u64,
+    all_of: u64,
+    any_of: u64,
+    reported: u64,
+}
+
+const _: () = assert!(size_of::<ScanRequest>() == 96);
+
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct PageRegion {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+/// Number of the request: `_IOWR('f', 16, struct pm_scan_arg)`.
+const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610;
+/// Categories of pages (`PAGE_IS_*`).
+const FILE: u64 = 1 << 2;
+const PRESENT: u64 = 1 << 3;
+const SWAPPED: u64 = 1 << 4;
+const ZEROS: u64 = 1 << 5;
+const GUARD: u64 = 1 << 8;

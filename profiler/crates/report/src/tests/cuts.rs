@@ -1,0 +1,81 @@
+//! Where stacks are cut, and what helps.
+
+use std::sync::Arc;
+
+use heapbpf_base::language::Language;
+use heapbpf_ledger::model::{Frame, Health, MemoryAccount, MemoryFacts, Profile};
+use profiler_common::stack::StackEnd;
+use serde_json::{Value, json};
+
+use super::render;
+use crate::testing::{self as profiles, Frames, callsite, heap, profile, taken, target};
+use crate::{Format, View, summary};
+
+/// A process of 100 sampled allocations, of which `count` have a stack that ends in this frame.
+fn cut(comm: &str, runtimes: &[Language], end: StackEnd, outermost: Frame, count: u64) -> Profile {
+    let mut frames = Frames::default();
+    let main = frames.add("main", "/usr/bin/app");
+    frames.frames.push(outermost);
+    let outermost = heapbpf_ledger::model::FrameId(1);
+    let callsites = vec![
+        callsite(&[main], Some(StackEnd::Complete), 0, taken(1, 100 - count, 10, 0)),
+        callsite(&[outermost], Some(end), 0, taken(1, count, 10, 0)),
+    ];
+    let mut process = target(5, comm, "/usr/bin/app", vec![heap("libc", &[("malloc", None)])], callsites);
+    let mut account = MemoryAccount::default();
+    account.extend(MemoryFacts { runtimes: runtimes.to_vec(), ..MemoryFacts::default() });
+    process.memory = Arc::new(account);
+    let unwind = vec![("complete".to_owned(), 100 - count), (end.counter().name().to_owned(), count)];
+    profile(1, vec![process], frames, Health { events: 100, unwind, ..Health::default() })
+}
+
+fn frame(function: Option<&str>, module: Option<&str>) -> Frame {
+    Frame { function: function.map(Into::into), module: module.map(Into::into), address: 0x1000, ..Frame::default() }
+}
+
+#[track_caller]
+fn check(profile: &Profile, cause: &str, advice: Option<&str>) {
+    let report: Value = serde_json::from_str(&render(Format::Json, profile, View::LiveBytes)).expect("it is JSON");
+    let [cut] = report["health"]["cut_stacks"].as_array().expect("a list").as_slice() else { panic!("{report}") };
+    assert_eq!((&cut["count"], &cut["share"], &cut["advice"]), (&json!(75), &json!(0.75), &json!(advice)), "{cut}");
+    let text = summary::summary(profile, View::LiveBytes, 0, None, false);
+    let expected =
+        [format!("health: incomplete: 75.0% of stacks are cut ({cause})"), format!("    75.0% end in {cause}")];
+    for line in expected.into_iter().chain(advice.map(|advice| format!("      {advice}"))) {
+        assert!(text.lines().any(|actual| actual == line), "no `{line}` in\n{text}");
+    }
+}
+
+#[test]
+fn cut_stacks_have_module_reason_and_advice() {
+    let generated = || frame(None, None);
+    let java = Some("Java: start it with `-XX:+PreserveFramePointer`");
+    let of_java = |outermost| cut("java", &[Language::Java], StackEnd::BrokenChain, outermost, 75);
+    check(&of_java(generated()), "generated code: broken frame pointers", java);
+    check(&of_java(frame(Some("f"), Some("/jvm/server/libjvm.so"))), "libjvm.so: broken frame pointers", java);
+    check(
+        &cut("qemu-system-x86", &[], StackEnd::BrokenChain, generated(), 75),
+        "generated code: broken frame pointers",
+        Some("QEMU's emulation (TCG) generates code without frame pointers: no option helps"),
+    );
+    check(
+        &cut("app", &[], StackEnd::NoRow, frame(Some("runtime.asmcgocall.abi0"), Some("/usr/bin/app")), 75),
+        "app: no unwind information",
+        Some(
+            "Go calls C on another stack, and this program's table of functions is of no version from 1.16 to 1.27: no option helps",
+        ),
+    );
+    check(
+        &cut("app", &[], StackEnd::NoRow, frame(None, Some("/lib/libold.so")), 75),
+        "libold.so: no unwind information",
+        Some("compile it with `-fasynchronous-unwind-tables`"),
+    );
+    check(&cut("app", &[], StackEnd::NoRow, frame(None, Some("[vdso]")), 75), "[vdso]: no unwind information", None);
+    check(&cut("app", &[], StackEnd::Truncated, generated(), 75), "generated code: more than 1024 frames", None);
+}
+
+#[test]
+fn complete_stacks_are_not_listed() {
+    let report: Value = serde_json::from_str(&render(Format::Json, &profiles::exact(), View::LiveBytes)).expect("JSON");
+    assert_eq!(report["health"]["cut_stacks"], json!([]));
+}

@@ -1,3 +1,0 @@
-//! What tests of other folders share too.
-
-pub(crate) mod fixture;
