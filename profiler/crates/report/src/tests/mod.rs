@@ -1,6 +1,6 @@
 //! Every format against its goldens, and invariants for any profile.
 //!
-//! `UPDATE_GOLDEN=1 cargo test -p heapbpf report` rewrites the goldens; read the difference before you commit it.
+//! `UPDATE_GOLDEN=1 cargo test -p heapbpf-report --lib` rewrites the goldens; read the difference before you commit it.
 
 mod choice;
 mod contents;
