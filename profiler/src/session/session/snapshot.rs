@@ -187,7 +187,7 @@ impl Session {
             alloc_count: live_count.saturating_add(counters.get(Counter::UnwrittenBlocks)),
             live_bytes,
             live_count,
-            is_live_behind: self.resync.is_needed() || self.processes.others.not_inherited_count > 0,
+            is_live_behind: self.resync.is_behind() || self.processes.others.not_inherited_count > 0,
         }
     }
 
