@@ -195,6 +195,25 @@ fn children_that_are_followed_after_drops_keep_their_inherited_blocks() {
     );
 }
 
+/// The fork comes before the probes of the parent's new program are attached, or before heapbpf has read of its exec.
+#[test]
+fn children_of_programs_that_have_just_begun_are_recorded() {
+    let program = |before: &str, after: &str, features: &str| {
+        format!(
+            "seed 0, Attached {{ has_inventory: false }}, --interval 1 --on-overload drop; features attach,exec,fork,{features}
+            sync attach{before}
+            exec free
+            0 alloc deep_memalign 161 20000
+            fork held 0
+            0 alloc flat_posix 200 5000
+            1 churn nested_aligned 1020 333 3
+            }}{after}"
+        )
+    };
+    check_often(&program("", "", "unheld"), 5);
+    check_often(&program("\nsync stop", "\nsync go", "stall,unheld"), 2);
+}
+
 #[test]
 fn processes_that_end_in_the_memory_of_others_are_in_the_verdict() {
     check_often(

@@ -194,10 +194,12 @@ pub(super) fn verdict(profile: &Profile) -> String {
     if !verdict.is_complete() {
         return format!("incomplete: {}", words(true).join(", "));
     }
+    let borrowed = if profile.strict { 0 } else { profile.health.lost_by(&Loss::MemoryBorrowed) };
     // What children have from before the fork is in the report. Names are no part of the verdict: bytes and stacks are right without them.
     let tolerated: Vec<String> = words(false)
         .into_iter()
         .chain(late_children(profile))
+        .chain(some(borrowed, "process", "that ended in the memory of another"))
         .chain(symbolizer_crashes(&profile.health))
         .chain(languages::missing(&profile.health))
         .collect();

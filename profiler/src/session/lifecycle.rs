@@ -74,8 +74,9 @@ pub(super) struct Lifecycle {
     borrowers: BTreeMap<Pid, Borrower>,
     /// Number of processes that run in the memory of a target.
     sharing_count: u64,
-    /// Number of processes that have ended in the memory of a target, since [`take_ended_borrowers`](Self::take_ended_borrowers).
-    ended_borrowers: u64,
+    /// Number of processes that have ended in the memory of a target, without an exec. [`sharing_count`](Self::sharing_count) does not
+    /// include them.
+    pub(super) borrowed_count: u64,
     /// Processes started since the last [`take_started`](Self::take_started). Their forks matter before they are
     /// targets.
     started: Vec<Pid>,
@@ -109,7 +110,7 @@ impl Lifecycle {
             vfork_children: BTreeMap::new(),
             borrowers: BTreeMap::new(),
             sharing_count: 0,
-            ended_borrowers: 0,
+            borrowed_count: 0,
             started: Vec::new(),
             unhooked: BTreeMap::new(),
             unfollowed: Vec::new(),
@@ -298,13 +299,7 @@ impl Lifecycle {
     }
 
     fn end_borrower(&mut self, pid: Pid) {
-        self.ended_borrowers += u64::from(self.borrowers.remove(&pid).is_some());
-    }
-
-    /// Takes the number of processes that have ended in the memory of a target, without an exec. What they have allocated and freed
-    /// there is missing. [`sharing_count`](Self::sharing_count) does not include them.
-    pub(super) fn take_ended_borrowers(&mut self) -> u64 {
-        std::mem::take(&mut self.ended_borrowers)
+        self.borrowed_count += u64::from(self.borrowers.remove(&pid).is_some());
     }
 
     /// Takes the children that share the memory of their parents, with their parents. `is_sharing` returns whether a
@@ -343,6 +338,10 @@ impl Lifecycle {
     /// Starts [polling](Self::due_for_hooks) a process until it has an allocator.
     pub(super) fn poll_for_hooks(&mut self, pid: Pid) {
         self.unhooked.insert(pid, Instant::now());
+    }
+
+    pub(super) fn is_polled(&self, pid: Pid) -> bool {
+        self.unhooked.contains_key(&pid)
     }
 
     /// Ends the polling that [`poll_for_hooks`](Self::poll_for_hooks) has started.

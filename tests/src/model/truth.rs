@@ -28,7 +28,7 @@ pub(super) struct Instance {
     pub(super) pid: u32,
     /// `begins`, `child` or `executed`.
     pub(super) origin: String,
-    /// Whether it waited until it was recorded, as all earlier programs of the process have.
+    /// Whether it waited until it was recorded, as all earlier programs of the process and its parent have.
     pub(super) is_held: bool,
     /// Blocks by function.
     pub(super) cells: BTreeMap<String, Vec<Cell>>,
@@ -72,13 +72,15 @@ impl Truth {
         let pid = u32::try_from(number("pid")).expect("pids are small");
         for origin in ["begins", "child", "executed"] {
             if let Some(how) = value.get(origin) {
-                // What heapbpf logs about a program that did not wait can be taken for a line about the next one of the process.
-                let before = self.current.get(&pid).map(|&index| &self.instances[index]);
-                let is_held = how == "held" && before.is_none_or(|before| before.is_held || before.origin == "begins");
+                // What heapbpf logs about a program that did not wait can be taken for a line about the next one of the process, and a
+                // child lacks what its parent's first calls have allocated.
+                let parent = u32::try_from(number("parent")).unwrap_or_default();
+                let earlier = [pid, parent].map(|pid| self.current.get(&pid).map(|&index| &self.instances[index]));
+                let was_held = |it: &Instance| it.is_held || it.origin == "begins";
+                let is_held = how == "held" && earlier.into_iter().flatten().all(was_held);
                 let mut instance = Instance { pid, origin: origin.to_owned(), is_held, ..Instance::default() };
                 // A child inherits these blocks, too.
-                let parent = u32::try_from(number("parent")).ok().and_then(|parent| self.current.get(&parent));
-                if let Some(&parent) = parent {
+                if let Some(&parent) = self.current.get(&parent) {
                     instance.borrowed.clone_from(&self.instances[parent].borrowed);
                 }
                 self.current.insert(pid, self.instances.len());

@@ -10,7 +10,7 @@ use super::Session;
 use super::launching::log_release;
 use crate::allocator::resolve::NoAllocator;
 use crate::ids::{Identity, Pid};
-use crate::ingest::record::Exec;
+use crate::ingest::record::{Exec, Fork};
 use crate::keeper::Launch;
 use crate::ledger::Ledger;
 use crate::linux::clock;
@@ -141,13 +141,15 @@ impl Session {
             // Attaching takes long enough to fill a ring buffer.
             self.take_records();
         }
-        for child in children {
+        for (child, is_recorded) in children {
             // A program that it has executed meanwhile has no block of its parent, and those of its own are in the live set.
             let is_copy = |target: &&Target| target.is_copy() && !self.lifecycle.awaits(target.pid);
             let Some(target) = self.processes.get(child).filter(is_copy) else { continue };
             let is_whole = self.probes.inherit(target);
             self.probes.adopt_stubs(target, &self.rates);
-            target.log_start();
+            if is_recorded {
+                target.log_start();
+            }
             if !is_whole {
                 self.processes.others.not_inherited_count += 1;
             }
@@ -218,7 +220,6 @@ impl Session {
         {
             self.probes.forget(pid);
         }
-        self.processes.others.short_lived_count += self.lifecycle.take_ended_borrowers();
     }
 
     /// Polls the stubs of the next few processes. A program that resolves a pointer by its first call traps until the
@@ -315,9 +316,10 @@ impl Session {
         }
     }
 
-    /// Makes a forked child a target. Returns its pid if its blocks must still be entered into the live set.
-    fn follow_fork(&mut self, forked: ForkedChild) -> Option<Pid> {
-        let child = forked.fork.child;
+    /// Makes a forked child a target. Returns its pid if its blocks must still be entered into the live set, and whether it is recorded
+    /// then.
+    fn follow_fork(&mut self, forked: ForkedChild) -> Option<(Pid, bool)> {
+        let Fork { child, parent, .. } = forked.fork;
         self.close_if_gone(child);
         if self.processes.get(child).is_some() {
             self.processes.others.not_inherited_count += 1;
@@ -367,18 +369,38 @@ impl Session {
             self.processes.others.not_inherited_count += 1;
         }
         // No allocation since the child was stopped was missed.
-        target.start_recording(stopped.unwrap_or_else(|| clock::now().monotonic), false);
-        self.add_target(target);
+        let is_recorded = self.add_child(target, parent, stopped.unwrap_or_else(|| clock::now().monotonic));
         if let Some(target) = self.processes.get(child).filter(|_| stopped.is_some()) {
             self.probes.adopt_stubs(target, &self.rates);
-            target.log_start();
+            if is_recorded {
+                target.log_start();
+            }
         }
         match held {
             Some(held) if self.followed.is_some() => self.follow_child(held),
             Some(mut held) => log_release(held.release()),
             None => {}
         }
-        stopped.is_none().then_some(child)
+        stopped.is_none().then_some((child, is_recorded))
+    }
+
+    /// Adds a forked child, which is recorded from `time` on. Returns false if its hooks are not known yet, because its parent had only
+    /// begun another program at the fork.
+    fn add_child(&mut self, mut target: Target, parent: Pid, time: MonotonicNanos) -> bool {
+        let child = target.pid;
+        let has_none = |parent: &Target| parent.hooks.attached_count() == 0 && !self.lifecycle.is_polled(parent.pid);
+        let is_recorded = target.hooks.attached_count() > 0
+            || target.hooks.first_error().is_some()
+            || self.processes.get(parent).is_some_and(has_none);
+        if is_recorded {
+            target.start_recording(time, false);
+        }
+        self.add_target(target);
+        if !is_recorded {
+            self.lifecycle.poll_for_hooks(child);
+            self.hook(child);
+        }
+        is_recorded
     }
 
     pub(super) fn count_unopened(&mut self, pid: Pid, error: &TargetError) {

@@ -224,6 +224,7 @@ impl Session {
         health.add_loss(Loss::ProcessSkipped, self.selected.unrecorded.count());
         health.add_loss(Loss::Program32Bit, programs.of_32_bits);
         health.add_loss(Loss::MemoryShared, self.lifecycle.sharing_count());
+        health.add_loss(Loss::MemoryBorrowed, self.lifecycle.borrowed_count);
         health.add_loss(Loss::Unobserved, self.probes.unobserved_count());
         health.add_loss(Loss::NotInherited, self.processes.others.not_inherited_count);
         health.add_loss(Loss::Unmonitored, u64::from(!self.lifecycle.monitors_all));
