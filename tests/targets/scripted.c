@@ -12,7 +12,7 @@
  *   T free HOW COUNT                 newest, oldest, or others (every second of the newest 2 x COUNT)
  *   T take THREAD COUNT              frees the newest blocks of another thread
  *   T churn FUNCTION COUNT SIZE KEEP allocates, and frees at once all but each KEEPth (0: all)
- *   T split HOW                      changes a page inside the newest block of at least 1 MiB
+ *   T split HOW                      changes a page inside the newest block of at least 1 MiB in which none was changed
  *   T plugin A|B COUNT SIZE          blocks of a library that is loaded and unloaded again
  *   &T ...                           without waiting for its end; `join` waits for all
  *   end-thread T | fork HOW PID | } | reap | exec HOW | leave | share FUNCTION COUNT SIZE | sync WHAT
@@ -261,10 +261,10 @@ static void free_blocks(struct worker *worker, const char *how, size_t count) {
     }
 }
 
-/* Changes a page, so that the kernel splits the mapping if the block is one. */
+/* Changes a page, so that the kernel splits the mapping if the block is one. Pages without access cannot be locked. */
 static void split(struct worker *worker, const char *how) {
     size_t i = worker->count;
-    while (i > 0 && worker->blocks[i - 1].size < 1 << 20) i--;
+    while (i > 0 && (worker->blocks[i - 1].size < 1 << 20 || worker->blocks[i - 1].is_split)) i--;
     if (i == 0) return;
     char *page = (char *)(((uintptr_t)worker->blocks[i - 1].address + (512 << 10)) & ~(uintptr_t)4095);
     int failed = 0;
@@ -492,7 +492,10 @@ static void share(const char *line) {
     if (stack == MAP_FAILED) give_up("mmap");
     pid_t child = clone(share_memory, stack + (1 << 20), CLONE_VM | CLONE_VFORK | SIGCHLD, operation);
     if (child < 0) give_up("clone");
-    print("{\"shares\":%d,\"pid\":%d}\n", child, getpid());
+    char function[64] = "";
+    size_t count = 0, size = 0;
+    sscanf(line, "%63s %zu %zu", function, &count, &size);
+    print("{\"shares\":%d,\"pid\":%d,\"allocates\":\"%s\",\"blocks\":%zu,\"size\":%zu}\n", child, getpid(), function, count, size);
     waitpid(child, NULL, 0);
     munmap(stack, 1 << 20);
 }

@@ -143,6 +143,99 @@ fn blocks_from_before_are_counted_or_missed_if_the_process_exits_or_executes_ano
     check_often(&program("exits first, ", ""), 2);
 }
 
+/// Nothing comes after the drops that could have the kernel side send the stacks again.
+#[test]
+fn intervals_of_functions_include_blocks_whose_stacks_were_dropped() {
+    check_often(
+        "seed 0, Attached { has_inventory: false }, --interval 64 --on-overload drop --ring-size 512KiB; features attach,sampled,stall
+        sync attach
+        sync stop
+        &1 churn flat_aligned 55348 8 0
+        &1 alloc flat_aligned 5534 8
+        join
+        sync go",
+        2,
+    );
+}
+
+#[test]
+fn ledgers_of_programs_that_execute_others_after_drops_are_corrected() {
+    check_often(
+        "seed 0, Attached { has_inventory: false }, --interval 64 --on-overload drop --ring-size 512KiB; features attach,exec,sampled,stall
+        0 alloc flat_malloc 30 1000
+        sync attach
+        0 alloc flat_memalign 3000 1000
+        sync stop
+        1 churn flat_posix 55348 8 0
+        0 free newest 2500
+        sync go
+        exec held
+        exec held",
+        3,
+    );
+}
+
+/// The pass after the drops finds the child's ledger without the blocks in the live set.
+#[test]
+fn children_that_are_followed_after_drops_keep_their_inherited_blocks() {
+    check_often(
+        "seed 0, Attached { has_inventory: false }, --interval 1 --on-overload drop --ring-size 512KiB; features attach,exec,fork,stall
+        sync attach
+        0 churn nested_aligned 804 4000 3
+        fork held 0
+        0 churn flat_aligned 692 40 3
+        }
+        sync stop
+        &1 churn flat_posix 40932 8 100
+        &2 churn nested_realloc 44970 1000 100
+        join
+        sync go
+        exec held",
+        4,
+    );
+}
+
+/// The fork comes before the probes of the parent's new program are attached, or before heapbpf has read of its exec.
+#[test]
+fn children_of_programs_that_have_just_begun_are_recorded() {
+    let program = |before: &str, after: &str, features: &str| {
+        format!(
+            "seed 0, Attached {{ has_inventory: false }}, --interval 1 --on-overload drop; features attach,exec,fork,{features}
+            sync attach{before}
+            exec free
+            0 alloc deep_memalign 161 20000
+            fork held 0
+            0 alloc flat_posix 200 5000
+            1 churn nested_aligned 1020 333 3
+            }}{after}"
+        )
+    };
+    check_often(&program("", "", "unheld"), 5);
+    check_often(&program("\nsync stop", "\nsync go", "stall,unheld"), 2);
+}
+
+#[test]
+fn processes_that_end_in_the_memory_of_others_are_in_the_verdict() {
+    check_often(
+        "seed 0, Launched, --interval 1 --on-overload drop; features share
+        0 alloc deep_calloc 20 40
+        share deep_calloc 37 40
+        0 free newest 3",
+        2,
+    );
+}
+
+#[test]
+fn children_whose_first_calls_are_missing_are_in_the_verdict() {
+    check_often(
+        "seed 0, Launched, --interval 1 --on-overload drop; features fork,unheld
+        fork wait 0
+        0 alloc nested_malloc 2300 20000
+        }",
+        3,
+    );
+}
+
 #[test]
 #[ignore = "part of `cargo xtask nightly`: repeats a program that has failed, of a file"]
 fn a_program_of_a_file_is_counted_right() {

@@ -115,6 +115,7 @@ impl Owners<'_> {
         match record {
             Record::Event(_) | Record::UnknownFree(_) | Record::Code(_) => {}
             Record::Fork(fork) => {
+                self.resync.note_fork();
                 let child = self.lifecycle.forked(fork, self.processes, self.config);
                 self.probes.copy_stubs(child);
             }

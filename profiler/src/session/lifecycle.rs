@@ -74,6 +74,9 @@ pub(super) struct Lifecycle {
     borrowers: BTreeMap<Pid, Borrower>,
     /// Number of processes that run in the memory of a target.
     sharing_count: u64,
+    /// Number of processes that have ended in the memory of a target, without an exec. [`sharing_count`](Self::sharing_count) does not
+    /// include them.
+    pub(super) borrowed_count: u64,
     /// Processes started since the last [`take_started`](Self::take_started). Their forks matter before they are
     /// targets.
     started: Vec<Pid>,
@@ -107,6 +110,7 @@ impl Lifecycle {
             vfork_children: BTreeMap::new(),
             borrowers: BTreeMap::new(),
             sharing_count: 0,
+            borrowed_count: 0,
             started: Vec::new(),
             unhooked: BTreeMap::new(),
             unfollowed: Vec::new(),
@@ -132,6 +136,10 @@ impl Lifecycle {
             return None;
         }
         self.created_count += 1;
+        // The process that had this number has ended.
+        if self.vfork_children.remove(&fork.child).is_some() {
+            self.end_borrower(fork.child);
+        }
         // A vfork child runs in its parent's memory until it calls exec.
         if fork.shares_memory {
             self.vfork_children.insert(fork.child, self.parent_target(fork.parent, processes));
@@ -185,6 +193,31 @@ impl Lifecycle {
         let known = known.or_else(pending).or_else(|| self.vfork_children.get(&parent).copied());
         // The parent was a target at the fork, and has ended before the fork was read.
         known.unwrap_or(ParentTarget { requested: true })
+    }
+
+    /// The ledgers of forked children that are not targets yet, with the process whose blocks they have inherited.
+    pub(super) fn inherited(&mut self) -> Vec<(Pid, &mut Ledger)> {
+        let forks = |(_, change): &(Instant, ProcessChange)| match change {
+            ProcessChange::Forked(forked) => Some((forked.fork.child, forked.fork.parent)),
+            _ => None,
+        };
+        let parents: BTreeMap<Pid, Pid> = self.changes.iter().filter_map(forks).collect();
+        let root = |child: Pid| {
+            // A number can be that of a descendant, too.
+            let ancestors = std::iter::successors(Some(child), |pid| parents.get(pid).copied());
+            ancestors.take(parents.len() + 1).last().unwrap_or(child)
+        };
+        let ledgers = self.changes.iter_mut().filter_map(|(_, change)| match change {
+            ProcessChange::Forked(forked) => Some((root(forked.fork.child), &mut forked.ledger)),
+            _ => None,
+        });
+        ledgers.collect()
+    }
+
+    /// Whether forks are due.
+    pub(super) fn awaits_forks(&self) -> bool {
+        let now = Instant::now();
+        self.changes.iter().any(|(due, change)| *due <= now && matches!(change, ProcessChange::Forked(_)))
     }
 
     fn pending_blocks(&self) -> usize {
@@ -261,8 +294,12 @@ impl Lifecycle {
     pub(super) fn take_exited_vfork_children(&mut self, has_exited: impl Fn(Pid) -> bool) -> Vec<Pid> {
         let exited: Vec<Pid> = self.vfork_children.keys().copied().filter(|&pid| has_exited(pid)).collect();
         self.vfork_children.retain(|pid, _| !exited.contains(pid));
-        self.borrowers.retain(|pid, _| !exited.contains(pid));
+        exited.iter().for_each(|&pid| self.end_borrower(pid));
         exited
+    }
+
+    fn end_borrower(&mut self, pid: Pid) {
+        self.borrowed_count += u64::from(self.borrowers.remove(&pid).is_some());
     }
 
     /// Takes the children that share the memory of their parents, with their parents. `is_sharing` returns whether a
@@ -301,6 +338,10 @@ impl Lifecycle {
     /// Starts [polling](Self::due_for_hooks) a process until it has an allocator.
     pub(super) fn poll_for_hooks(&mut self, pid: Pid) {
         self.unhooked.insert(pid, Instant::now());
+    }
+
+    pub(super) fn is_polled(&self, pid: Pid) -> bool {
+        self.unhooked.contains_key(&pid)
     }
 
     /// Ends the polling that [`poll_for_hooks`](Self::poll_for_hooks) has started.

@@ -21,7 +21,7 @@ use heapbpf_base::ids::{HeapId, Pid, StackId};
 use heapbpf_base::units::MonotonicNanos;
 use heapbpf_ledger::ingest::event::Event;
 use heapbpf_ledger::model::Origin;
-use heapbpf_ledger::{FreedBlock, LiveAllocation, Reconciled};
+use heapbpf_ledger::{FreedBlock, Ledger, LiveAllocation, Reconciled};
 use heapbpf_linux::clock;
 use profiler_common::interval::Interval;
 use profiler_common::live::LiveBlock;
@@ -45,6 +45,8 @@ pub(super) struct Resync {
     /// When the live set was last counted, and its number of blocks.
     counted: (MonotonicNanos, u64),
     unswept: Vec<Pid>,
+    /// Whether live amounts of a ledger stay without a correction of drops.
+    has_uncorrected: bool,
 }
 
 /// Up to this many blocks in the live set, the blocks of an exiting process are read at once.
@@ -67,6 +69,7 @@ impl Resync {
             completed: 0,
             counted: (MonotonicNanos(0), 0),
             unswept: Vec::new(),
+            has_uncorrected: false,
         })
     }
 
@@ -108,6 +111,11 @@ impl Resync {
         self.pass.is_some()
     }
 
+    /// Whether a pass is running that removes blocks from the live set.
+    pub(super) fn is_thinning(&self) -> bool {
+        self.is_running() && !self.thinnings.is_empty()
+    }
+
     pub(super) fn is_read(&self) -> bool {
         self.pass.as_ref().is_some_and(|pass| pass.reader.is_finished())
     }
@@ -118,6 +126,17 @@ impl Resync {
 
     pub(super) fn is_needed(&self) -> bool {
         self.schedule.is_needed()
+    }
+
+    /// Whether live amounts of some ledger have not been corrected since the last drop.
+    pub(super) fn is_behind(&self) -> bool {
+        self.has_uncorrected || self.is_needed()
+    }
+
+    /// Notes a fork. The child inherits the blocks that its parent's ledger has now, and no pass can correct these: what is in the live
+    /// set for the child was copied from the ledger.
+    pub(super) fn note_fork(&mut self) {
+        self.has_uncorrected |= self.is_needed() || self.schedule.drops > 0 && self.is_running();
     }
 
     /// Marks all drops as covered after a pass with nothing left to record, unless the pass failed.
@@ -140,7 +159,7 @@ impl Resync {
         is_wanted && self.reader.count() > READ_AT_EXIT_MAX
     }
 
-    pub(super) fn thin(&mut self, floors: Vec<(HeapId, Interval)>, processes: &ProcessTable) {
+    pub(super) fn begin_thinning(&mut self, floors: Vec<(HeapId, Interval)>, processes: &ProcessTable) {
         let now = clock::now().monotonic;
         for (heap, interval) in floors {
             info!("thinning live blocks of heap {} to an interval of {} B", heap.0, interval.bytes());
@@ -154,7 +173,9 @@ impl Resync {
     pub(super) fn begin(&mut self, processes: &ProcessTable) {
         let now = clock::now().monotonic;
         self.schedule.begin(now);
-        let targets = processes.running().map(|target| (target.pid, Program::of(target))).collect();
+        // What a forked child has inherited would be missing in the reading.
+        let whole = processes.running().filter(|target| !target.awaits_blocks);
+        let targets = whole.map(|target| (target.pid, Program::of(target))).collect();
         let sieve = Sieve { since: now, targets, thinnings: self.thinnings.clone() };
         match Pass::begin(Arc::clone(&self.reader), sieve) {
             Ok(pass) => self.pass = Some(pass),
@@ -175,7 +196,7 @@ impl Resync {
     pub(super) fn finish(
         &mut self,
         processes: &mut ProcessTable,
-        lifecycle: &Lifecycle,
+        lifecycle: &mut Lifecycle,
         kernel: &mut Kernel,
         started: MonotonicNanos,
     ) {
@@ -192,12 +213,16 @@ impl Resync {
             let pid = target.pid;
             // The process or its program was replaced during the pass: it has a ledger of its own.
             if targets.get(&pid) != Some(&Program::of(target)) || lifecycle.awaits(pid) {
+                self.schedule.skip(target.opened.elapsed(), clock::now().monotonic);
                 continue;
             }
             let is_touched = |address| touched.contains(&(pid, address)) || reading.recent.contains(&(pid, address));
             self.reweigh_freed(target, &reading, &freed);
             all += self.reconcile(target, &reading, is_touched);
             missing.extend(target.ledger.stacks_missing());
+        }
+        if !self.thinnings.is_empty() {
+            lifecycle.inherited().into_iter().for_each(|(from, ledger)| Self::thin(ledger, &reading, from));
         }
         self.remove_strays(&reading, &targets, &touched, kernel, |pid| {
             processes.get(pid).is_some() || lifecycle.awaits(pid)
@@ -254,25 +279,50 @@ impl Resync {
         if self.reader.count() > READ_AT_EXIT_MAX {
             self.unswept.push(target.pid);
             self.schedule.requested = true;
+            self.has_uncorrected |= self.is_needed();
             return;
         }
-        let targets = [(target.pid, Program::of(target))].into();
-        let sieve = Sieve { since: MonotonicNanos(u64::MAX), targets, thinnings: self.thinnings.clone() };
-        let mut reading = Reading::default();
-        let read =
-            self.reader.sift(|pid, address, block| pid != target.pid || reading.take(&sieve, pid, address, block));
-        match read {
-            Ok(_) if self.is_needed() => {
-                self.reconcile(target, &reading, |_| false);
-            }
-            Ok(_) => {}
-            Err(error) => return debug!("process {}: {error}", target.pid),
+        let Some(reading) = self.read_of(target, MonotonicNanos(u64::MAX)) else { return };
+        if self.is_needed() && target.awaits_blocks {
+            self.has_uncorrected = true;
+        } else if self.is_needed() {
+            self.reconcile(target, &reading, |_| false);
         }
         let left = reading.live(target.pid).map(|block| block.address);
         let strays = reading.strays.iter().map(|&(_, address)| address);
         if let Err(error) = kernel.forget_blocks(target.pid, left.chain(strays)) {
             debug!("process {}: {error}", target.pid);
         }
+    }
+
+    /// Corrects the ledger of a target whose process has executed another program at `time`. [Drops](Self::note_drops) must be up to
+    /// date. The blocks stay in the live set. Where the new program has allocated at the address of a block, the ledger is kept.
+    pub(super) fn correct_at_exec(&mut self, target: &mut Target, time: MonotonicNanos) {
+        if self.schedule.drops == 0 {
+            return;
+        }
+        // A pass may have covered all drops, and left out a process whose program was replaced.
+        if target.awaits_blocks || self.reader.count() > READ_AT_EXIT_MAX {
+            self.has_uncorrected = true;
+        } else if let Some(reading) = self.read_of(target, time) {
+            let pid = target.pid;
+            self.reconcile(target, &reading, |address| reading.recent.contains(&(pid, address)));
+        }
+    }
+
+    /// Reads the blocks of a target that were allocated before `until`; `None` if the live set cannot be read.
+    fn read_of(&mut self, target: &Target, until: MonotonicNanos) -> Option<Reading> {
+        let targets = [(target.pid, Program::of(target))].into();
+        let sieve = Sieve { since: until, targets, thinnings: self.thinnings.clone() };
+        let mut reading = Reading::default();
+        let read =
+            self.reader.sift(|pid, address, block| pid != target.pid || reading.take(&sieve, pid, address, block));
+        if let Err(error) = read {
+            debug!("process {}: {error}", target.pid);
+            self.has_uncorrected = true;
+            return None;
+        }
+        Some(reading)
     }
 
     /// Removes blocks that an exited process with the same pid left behind. Must be called before the new process
@@ -307,12 +357,17 @@ impl Resync {
         is_touched: impl Fn(TargetAddr) -> bool + Copy,
     ) -> Reconciled {
         let (pid, ledger) = (target.pid, &mut target.ledger);
-        // Thinned blocks may have been touched meanwhile: their time distinguishes them from others at their address.
-        reading.thinned(pid).for_each(|block| ledger.thin(&block, None));
         if !self.thinnings.is_empty() {
-            reading.live(pid).for_each(|block| ledger.thin(&block, Some(block.interval)));
+            Self::thin(ledger, reading, pid);
         }
         ledger.reconcile(reading.live(pid), is_touched)
+    }
+
+    /// Thins the blocks of a ledger that it shares with a process. They may have been touched meanwhile: their time distinguishes them
+    /// from others at their address.
+    fn thin(ledger: &mut Ledger, reading: &Reading, pid: Pid) {
+        reading.thinned(pid).for_each(|block| ledger.thin(&block, None));
+        reading.live(pid).for_each(|block| ledger.thin(&block, Some(block.interval)));
     }
 }
 
@@ -367,6 +422,13 @@ impl Schedule {
     fn end(&mut self, took: Duration) {
         if let Some((_, last)) = &mut self.last {
             *last = took;
+        }
+    }
+
+    /// Notes that the pass that ends now leaves out a target of this age. It may lack drops since then, so another pass is needed.
+    fn skip(&mut self, age: Duration, now: MonotonicNanos) {
+        if self.drops > 0 && now.since(self.dropped) <= age {
+            self.covered = 0;
         }
     }
 }

@@ -371,7 +371,7 @@ impl Session {
             }
             let floors = self.rates.thin(&load, &sizes, &mut self.probes.kernel)?;
             if !floors.is_empty() {
-                self.resync.thin(floors, &self.processes);
+                self.resync.begin_thinning(floors, &self.processes);
             }
         }
         Ok(())
@@ -399,6 +399,7 @@ impl Session {
         self.rates.stop(&mut self.probes.kernel)?;
         let now = clock::now();
         self.catch_up();
+        self.forget_borrowers();
         self.complete_programs();
         self.complete_all_stacks();
         self.jvm_maps.finish(self.processes.running(), &self.probes.discovery.modules);

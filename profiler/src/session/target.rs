@@ -68,6 +68,8 @@ pub(super) struct Target {
     pub(super) has_leak_sanitizer: bool,
     /// Stubs of the inline engine that the target's parent had at the fork.
     pub(super) stubs: Option<CopiedStubs>,
+    /// Whether the live set does not have the blocks yet that the target has inherited.
+    pub(super) awaits_blocks: bool,
     /// Whether the code of the process was checked for the breakpoints of the probes.
     pub(super) is_verified: bool,
     /// Minimum age of blocks counted in [`AgeStatistics::older`].
@@ -182,7 +184,8 @@ impl Target {
             threads: Threads::default(),
             mappings: Mappings::new(AddressSpace::new(pid)),
             ledger: Ledger::new(pid),
-            beginning: Beginning { origin, time: MonotonicNanos(0), delay_ns: None, from_first_call: false },
+            // Links stay over an exec, so a program can be recorded before its probes are known to be attached.
+            beginning: Beginning { origin, time: born.unwrap_or_default(), delay_ns: None, from_first_call: false },
             born,
             hooks: Hooks::default(),
             overhead: OverheadMonitor::default(),
@@ -191,6 +194,7 @@ impl Target {
             traps_only: false,
             has_leak_sanitizer: false,
             stubs: None,
+            awaits_blocks: false,
             is_verified: false,
             older_than: None,
             timeline: Arc::default(),

@@ -42,9 +42,19 @@ pub(super) const OVERLOADS: [Feature; 4] = ["stall", "thin", "drop", "adapt"];
 
 /// Features whose numbers are wrong at present. The gate leaves them out; a change that mends one removes it here.
 ///
-/// Right by themselves are `stall` and `adapt`. `leader` is wrong where a program ends within a third of a second after its main
-/// thread, while probes of its children are detached; `thin` where live blocks of children are thinned.
-pub const KNOWN_WRONG: [Feature; 8] = ["unheld", "leader", "share", "unloaded", "stall", "thin", "drop", "adapt"];
+/// - `leader`: once the main thread has exited, the kernel removes the breakpoints of the process as soon as anybody detaches a probe from
+///   the same function, also another recording (`register_for_each_vma` in kernel/events/uprobes.c; `uprobe_multi_link_filter` in
+///   kernel/trace/bpf_trace.c compares the memory of the main thread). heapbpf notices that exit within a third of a second, and shares
+///   probes. If the process ends or executes another program before, the report is "complete". With other recordings on the machine, 4 of
+///   12 recordings of this one were: launched, `--interval 4096`; `&2 alloc flat_memalign 293 20000`, `leave`,
+///   `0 alloc flat_aligned 750 1000`, `4 alloc nested_malloc 23796 24`, `2 alloc flat_posix 512 1000`. A mend needs a record of the
+///   kernel side about a main thread that exits before others: what is missing between it and shared probes could then be stated.
+/// - `unheld`: a child that executes a program before heapbpf has made it a target is only counted as that program (`Lifecycle::executed`
+///   supersedes the fork): `sync attach`, `fork free 0`, `0 alloc flat_malloc 600 1024`, `exec free`, `}` is "complete" without the 600
+///   blocks. Nearly all children do nothing but execute a program then, so each of them in the verdict would hide what matters: a mend
+///   needs evidence that it has allocated, which links of its parent alone do not give.
+/// - `unloaded`: stacks are interned by addresses alone, and named by the mappings of one point in time.
+pub const KNOWN_WRONG: [Feature; 3] = ["unheld", "leader", "unloaded"];
 
 /// Functions of `targets/scripted.c` that allocate.
 const NESTS: [&str; 3] = ["flat", "nested", "deep"];
@@ -328,8 +338,8 @@ mod tests {
         assert_eq!(features("fork, threads"), BTreeSet::from(["fork", "threads"]));
         let plan = Plan::draw(3, &features("always,inline,stall"));
         assert_eq!(plan.uses, ["inline", "stall"]);
-        let changed = features("-fork,+drop");
-        assert_eq!((changed.contains("fork"), changed.contains("drop"), changed.len()), (false, true, usual.len()));
+        let changed = features("-fork,+leader");
+        assert_eq!((changed.contains("fork"), changed.contains("leader"), changed.len()), (false, true, usual.len()));
     }
 
     #[test]

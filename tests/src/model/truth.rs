@@ -28,8 +28,12 @@ pub(super) struct Instance {
     pub(super) pid: u32,
     /// `begins`, `child` or `executed`.
     pub(super) origin: String,
+    /// Whether it waited until it was recorded, as all earlier programs of the process and its parent have.
+    pub(super) is_held: bool,
     /// Blocks by function.
     pub(super) cells: BTreeMap<String, Vec<Cell>>,
+    /// Blocks and bytes, by function, that other processes have allocated in its memory or, before a fork, in its parent's.
+    pub(super) borrowed: BTreeMap<String, [u64; 2]>,
     /// Highest sum of live bytes.
     pub(super) peak_bytes: u64,
     /// When it ended; `None` if it has not reported its counts.
@@ -67,9 +71,20 @@ impl Truth {
         let number = |name: &str| value[name].as_u64().unwrap_or_default();
         let pid = u32::try_from(number("pid")).expect("pids are small");
         for origin in ["begins", "child", "executed"] {
-            if value.get(origin).is_some() {
+            if let Some(how) = value.get(origin) {
+                // What heapbpf logs about a program that did not wait can be taken for a line about the next one of the process, and a
+                // child lacks what its parent's first calls have allocated.
+                let parent = u32::try_from(number("parent")).unwrap_or_default();
+                let earlier = [pid, parent].map(|pid| self.current.get(&pid).map(|&index| &self.instances[index]));
+                let was_held = |it: &Instance| it.is_held || it.origin == "begins";
+                let is_held = how == "held" && earlier.into_iter().flatten().all(was_held);
+                let mut instance = Instance { pid, origin: origin.to_owned(), is_held, ..Instance::default() };
+                // A child inherits these blocks, too.
+                if let Some(&parent) = self.current.get(&parent) {
+                    instance.borrowed.clone_from(&self.instances[parent].borrowed);
+                }
                 self.current.insert(pid, self.instances.len());
-                self.instances.push(Instance { pid, origin: origin.to_owned(), ..Instance::default() });
+                self.instances.push(instance);
                 return Some(Request::Begins(pid));
             }
         }
@@ -86,7 +101,11 @@ impl Truth {
             self.sharers.insert(u32::try_from(sharer).expect("pids are small"), pid);
         }
         let instance = self.current.get(&pid).map(|&index| &mut self.instances[index])?;
-        if let Some(function) = value["function"].as_str() {
+        if let Some(function) = value["allocates"].as_str() {
+            let [blocks, bytes] = instance.borrowed.entry(function.to_owned()).or_default();
+            *blocks += number("blocks");
+            *bytes += number("blocks") * number("size");
+        } else if let Some(function) = value["function"].as_str() {
             instance.cells.entry(function.to_owned()).or_default().push(Cell {
                 size: number("size"),
                 allocated: number("allocated"),
@@ -132,14 +151,16 @@ mod tests {
             (r#"{"pid":7,"function":"f","size":8,"allocated":3,"freed":1,"inherited":0,"old":0,"old_freed":0}"#, None),
             (r#"{"pid":7,"peak_bytes":24,"unix_ns":100}"#, None),
             (r#"{"executes":"free","pid":7}"#, Some(Request::Executes(7, false))),
-            (r#"{"executed":"free","pid":7,"image":1}"#, Some(Request::Begins(7))),
-            (r#"{"shares":9,"pid":7}"#, None),
+            (r#"{"executed":"held","pid":7,"image":1}"#, Some(Request::Begins(7))),
+            (r#"{"shares":9,"pid":7,"allocates":"f","blocks":2,"size":8}"#, None),
             (r#"{"pid":7,"peak_bytes":0,"unix_ns":200}"#, None),
             (r#"{"ends":true,"pid":7}"#, Some(Request::Ends(7))),
         ] {
             assert_eq!(truth.read(line), request, "{line}");
         }
         assert_eq!(truth.instances[0].cells["f"][0].allocated, 3);
+        assert_eq!(truth.instances.iter().map(|it| it.is_held).collect::<Vec<_>>(), [false, true]);
+        assert_eq!(truth.instances[1].borrowed["f"], [2, 16]);
         assert_eq!([50, 100, 101, 201].map(|time| truth.index_at(7, time)), [Some(0), Some(0), Some(1), None]);
         assert_eq!((truth.index_at(9, 150), truth.index_at(8, 1)), (Some(1), None));
     }

@@ -5,7 +5,8 @@ use std::collections::HashMap;
 
 use heapbpf_base::units::EstimatedBytes;
 use heapbpf_ledger::model::{
-    Defect, Finding, Health, HeapProfile, HookStatus, InlinedHeap, Loss, Profile, TargetProfile, Window, WindowReason,
+    Defect, Finding, Health, HeapProfile, HookStatus, InlinedHeap, Loss, Origin, Profile, TargetProfile, Window,
+    WindowReason,
 };
 use heapbpf_ledger::totals::Totals;
 
@@ -194,9 +195,12 @@ pub(super) fn verdict(profile: &Profile) -> String {
     if !verdict.is_complete() {
         return format!("incomplete: {}", words(true).join(", "));
     }
-    // Names are no part of the verdict: bytes and stacks are right without them.
+    let borrowed = if profile.strict { 0 } else { profile.health.lost_by(&Loss::MemoryBorrowed) };
+    // What children have from before the fork is in the report. Names are no part of the verdict: bytes and stacks are right without them.
     let tolerated: Vec<String> = words(false)
         .into_iter()
+        .chain(late_children(profile))
+        .chain(some(borrowed, "process", "that ended in the memory of another"))
         .chain(symbolizer_crashes(&profile.health))
         .chain(languages::missing(&profile.health))
         .collect();
@@ -204,6 +208,17 @@ pub(super) fn verdict(profile: &Profile) -> String {
         "" => "complete".to_owned(),
         tolerated => format!("complete except for {tolerated}"),
     }
+}
+
+/// Forked processes that ran before their probes were attached, in this window.
+fn late_children(profile: &Profile) -> Option<String> {
+    let beginnings = profile.targets.iter().map(|target| &target.facts.beginning);
+    let late = beginnings.filter(|it| matches!(it.origin, Origin::Forked(_)) && !it.from_first_call);
+    let delays = late.filter(|it| profile.unix_ns(it.time) >= start_unix_ns(profile)).filter_map(|it| it.delay_ns);
+    let (count, latest) =
+        delays.filter(|&delay| delay > 0).fold((0, 0), |(count, max), delay| (count + 1, delay.max(max)));
+    let processes = text::counted(count, "forked process");
+    (count > 0).then(|| format!("the first {} of {processes}", text::duration(latest)))
 }
 
 fn symbolizer_crashes(health: &Health) -> Option<String> {

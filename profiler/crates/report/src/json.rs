@@ -54,6 +54,7 @@ fn target<'a>(
     let details = target.callsites.iter().map(|callsite| &callsite.details);
     let mut order: Vec<usize> = (0..target.callsites.len()).collect();
     order.sort_by_key(|&at| Reverse(view.nearest(&target.callsites[at])));
+    let unnamed: Vec<Unnamed> = (0..target.heaps.len()).map(|heap| Unnamed::of(profile, target, heap)).collect();
     schema::Target {
         pid: facts.pid.0,
         command: Cow::Borrowed(&facts.command),
@@ -75,7 +76,12 @@ fn target<'a>(
         threads: Cow::Borrowed(&target.threads),
         leak_candidates: target.leaks.as_ref().map(|leaks| leak_candidates(profile, target, leaks, &order)),
         callsites: Each(move || {
-            order.clone().into_iter().map(move |at| callsite(profile, target, &target.callsites[at]))
+            let unnamed = unnamed.clone();
+            order.clone().into_iter().map(move |at| {
+                let one = &target.callsites[at];
+                let unnamed = unnamed.get(one.heap).copied().unwrap_or_default();
+                callsite(profile, target, one, if one.has_lost_stack() { Unnamed::default() } else { unnamed })
+            })
         }),
     }
 }
@@ -143,7 +149,34 @@ fn others(profile: &Profile) -> schema::Others<'_> {
             &others.folded_totals,
             profile.interval_bytes_of_folded(),
             profile.is_exact_of_folded(),
+            Unnamed::default(),
         ),
+    }
+}
+
+/// Upper bounds, by view, of the blocks of a heap whose stack was dropped: each callsite of the heap may have allocated them.
+#[derive(Clone, Copy, Default)]
+struct Unnamed([f64; View::ALL.len()]);
+
+impl Unnamed {
+    fn of(profile: &Profile, target: &TargetProfile, heap: usize) -> Self {
+        let interval_bytes = interval_of_unseen(profile, target, target.heaps.get(heap));
+        let mut totals = Totals::default();
+        let lost = target.callsites.iter().filter(|callsite| callsite.heap == heap && callsite.has_lost_stack());
+        lost.for_each(|callsite| totals.add(&callsite.totals));
+        let has_blocks = |view: View| view.estimate(&totals) > 0.0;
+        Self(View::ALL.map(|view| if has_blocks(view) { view.confidence(&totals, interval_bytes)[1] } else { 0.0 }))
+    }
+
+    fn bound(self, view: View) -> f64 {
+        View::ALL.iter().zip(self.0).find(|(it, _)| **it == view).map_or(0.0, |(_, bound)| bound)
+    }
+}
+
+fn interval_of_unseen(profile: &Profile, target: &TargetProfile, heap: Option<&HeapProfile>) -> u64 {
+    match heap {
+        Some(heap) => View::interval_of_unseen(heap.interval_bytes, &heap.totals),
+        None => View::interval_of_unseen(profile.interval_bytes_of(target), &target.totals),
     }
 }
 
@@ -151,20 +184,19 @@ fn callsite<'a>(
     profile: &'a Profile,
     target: &'a TargetProfile,
     callsite: &'a CallsiteProfile,
+    unnamed: Unnamed,
 ) -> schema::Callsite<'a> {
     let heap = target.heaps.get(callsite.heap);
     let is_exact = heap.map_or_else(|| profile.is_exact_of(target), HeapProfile::is_exact);
-    let interval_bytes = match heap {
-        Some(heap) => View::interval_of_unseen(heap.interval_bytes, &heap.totals),
-        None => View::interval_of_unseen(profile.interval_bytes_of(target), &target.totals),
-    };
+    let interval_bytes = interval_of_unseen(profile, target, heap);
+    let totals = totals(profile, &callsite.totals, interval_bytes, is_exact, unnamed);
     schema::Callsite {
         stack: schema::Frame::of_stack(profile, &callsite.stack),
         end: callsite.end.map(|end| Cow::Borrowed(end.counter().name())),
         heap: heap.map(|heap| Cow::Borrowed(&*heap.name)),
         thread: callsite.thread.filter(|&thread| thread < target.threads.len()),
         inherited: callsite.inherited,
-        amounts: amounts(profile, &callsite.totals, &callsite.details, interval_bytes, is_exact),
+        amounts: schema::TotalsAndDetails { totals, details: details(&callsite.details, is_exact) },
         older_count: callsite.older.map(|older| Amount::of_count(older.count, is_exact)),
         older_bytes: callsite.older.map(|older| Amount::of_bytes(older.bytes, is_exact)),
     }
@@ -209,17 +241,23 @@ fn amounts(
     interval_bytes: u64,
     exact: bool,
 ) -> schema::TotalsAndDetails {
-    let totals = self::totals(profile, totals, interval_bytes, exact);
+    let totals = self::totals(profile, totals, interval_bytes, exact, Unnamed::default());
     schema::TotalsAndDetails { totals, details: self::details(details, exact) }
 }
 
-fn totals(profile: &Profile, totals: &Totals, interval_bytes: u64, exact: bool) -> schema::Totals {
+fn totals(profile: &Profile, totals: &Totals, interval_bytes: u64, exact: bool, unnamed: Unnamed) -> schema::Totals {
     let bytes = |bytes| Amount::of_bytes(bytes, exact);
     let count = |count| Amount::of_count(count, exact);
     let is_estimate = !exact || !profile.health.unaccounted.is_none();
-    let interval = |view: View| if is_estimate { view.bounds(profile, totals, interval_bytes) } else { None };
-    let variance = |view: View| (!exact).then(|| view.variance(totals).to_f64());
-    let cube = |view: View| (!exact).then(|| view.cube(totals).cubic());
+    let interval = |view: View| {
+        let more = unnamed.bound(view);
+        let bounds = (is_estimate || more > 0.0).then(|| view.bounds(profile, totals, interval_bytes));
+        bounds.flatten().map(|[low, high]| [low, high + more])
+    };
+    // Without these, a reader would derive them from the interval, which is that of what is missing where numbers are exact.
+    let has_variance = |view: View| !exact || interval(view).is_some();
+    let variance = |view: View| has_variance(view).then(|| view.variance(totals).to_f64());
+    let cube = |view: View| has_variance(view).then(|| view.cube(totals).cubic());
     let in_window = profile.window.is_some();
     schema::Totals {
         inherited_count: count(totals.opening_count),

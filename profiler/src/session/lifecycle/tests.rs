@@ -142,6 +142,26 @@ fn vfork_children_of_targets_are_kept_until_they_exec() {
     ));
 }
 
+/// A process whose exec has failed, or that was to call a function in the memory of its parent.
+#[test]
+fn processes_that_end_in_the_memory_of_others_are_counted_once() {
+    let (mut lifecycle, mut processes) = (Lifecycle::new(), ProcessTable::default());
+    let config = SessionConfig::default();
+    let fork =
+        |child, shares_memory| Fork { parent: Pid(1), child: Pid(child), time: MonotonicNanos(0), shares_memory };
+    for child in [2, 3, 4, 5] {
+        lifecycle.forked(fork(child, true), &mut processes, &config);
+    }
+    lifecycle.executed(exec(2, 1), &mut processes, Duration::ZERO);
+    assert_eq!(lifecycle.take_exited_vfork_children(|pid| pid == Pid(3)), [Pid(3)]);
+    assert_eq!(lifecycle.borrowed_count, 1);
+    // The number is another process's now, which shares no memory.
+    lifecycle.forked(fork(4, false), &mut processes, &config);
+    assert_eq!(lifecycle.take_exited_vfork_children(|_| true), [Pid(5)]);
+    assert_eq!(lifecycle.take_exited_vfork_children(|_| true), []);
+    assert_eq!(lifecycle.borrowed_count, 3);
+}
+
 #[test]
 fn new_processes_are_polled_until_they_are_hooked() {
     let mut lifecycle = Lifecycle::new();

@@ -7,7 +7,7 @@ use anyhow::Result;
 use heapbpf_base::ids::{Identity, Pid};
 use heapbpf_base::units::MonotonicNanos;
 use heapbpf_ledger::Ledger;
-use heapbpf_ledger::ingest::record::Exec;
+use heapbpf_ledger::ingest::record::{Exec, Fork};
 use heapbpf_ledger::model::{End, Origin};
 use heapbpf_linux::clock;
 use heapbpf_linux::proc::maps::executable_identity;
@@ -141,15 +141,20 @@ impl Session {
             // Attaching takes long enough to fill a ring buffer.
             self.take_records();
         }
-        for child in children {
+        for (child, is_recorded) in children {
             // A program that it has executed meanwhile has no block of its parent, and those of its own are in the live set.
             let is_copy = |target: &&Target| target.is_copy() && !self.lifecycle.awaits(target.pid);
             let Some(target) = self.processes.get(child).filter(is_copy) else { continue };
             let is_whole = self.probes.inherit(target);
             self.probes.adopt_stubs(target, &self.rates);
-            target.log_start();
+            if is_recorded {
+                target.log_start();
+            }
             if !is_whole {
                 self.processes.others.not_inherited_count += 1;
+            }
+            if let Some(target) = self.processes.get_mut(child) {
+                target.awaits_blocks = false;
             }
         }
         for pid in self.lifecycle.due_for_hooks(false) {
@@ -160,6 +165,10 @@ impl Session {
     /// Takes the next due change. After `end`, takes only a change of the held process, which is released when its
     /// changes are handled. A command that waits at an exec waits until no other process is held, to be held then.
     fn next_change(&mut self, end: Instant) -> Option<ProcessChange> {
+        // A child's blocks are entered into the live set as they are in its ledger, and a parent's that are being thinned are in neither.
+        if self.resync.is_thinning() && self.lifecycle.awaits_forks() {
+            self.complete_pass();
+        }
         let Some(held) = self.held else {
             return (Instant::now() < end).then(|| self.lifecycle.take_due(|_| true)).flatten();
         };
@@ -182,6 +191,8 @@ impl Session {
         self.poll_generated();
         self.probes.register_starting(self.processes.running_mut());
         self.probes.unwinding.interpreters.forget_others(&self.probes.discovery.modules, || self.processes.pids());
+        // Resident memory is compared with ledgers: what has been allocated since the last drain would be unexplained.
+        self.catch_up();
         let now = clock::now().monotonic;
         self.processes.note(now, None);
         self.memory.poll(&mut self.processes, &self.probes.discovery.plan, now);
@@ -198,12 +209,17 @@ impl Session {
             self.hook(pid);
         }
         self.observe(turn);
+        self.forget_borrowers();
+        self.processes.update_exit_codes();
+    }
+
+    /// Forgets processes that have ended in the memory of their parents, as children of `vfork` do whose exec fails.
+    pub(super) fn forget_borrowers(&mut self) {
         for pid in
             self.lifecycle.take_exited_vfork_children(|pid| Stat::of_process(pid).map_or(true, |stat| stat.has_ended()))
         {
             self.probes.forget(pid);
         }
-        self.processes.update_exit_codes();
     }
 
     /// Polls the stubs of the next few processes. A program that resolves a pointer by its first call traps until the
@@ -300,14 +316,18 @@ impl Session {
         }
     }
 
-    /// Makes a forked child a target. Returns its pid if its blocks must still be entered into the live set.
-    fn follow_fork(&mut self, forked: ForkedChild) -> Option<Pid> {
-        let child = forked.fork.child;
+    /// Makes a forked child a target. Returns its pid if its blocks must still be entered into the live set, and whether it is recorded
+    /// then.
+    fn follow_fork(&mut self, forked: ForkedChild) -> Option<(Pid, bool)> {
+        let Fork { child, parent, .. } = forked.fork;
         self.close_if_gone(child);
         if self.processes.get(child).is_some() {
             self.processes.others.not_inherited_count += 1;
             return None;
         }
+        // Drops before the fork may have been noted only now.
+        self.note_drops();
+        self.resync.note_fork();
         let is_to_be_held = self.config.hold == Hold::Forks && self.config.grace().is_zero();
         let has_executed = || executable_identity(child).ok() != executable_identity(forked.fork.parent).ok();
         let is_left = (self.followed.is_some() || is_to_be_held)
@@ -344,22 +364,43 @@ impl Session {
             return None;
         }
         self.probes.register(&mut target);
+        target.awaits_blocks = stopped.is_none();
         if stopped.is_some() && !self.probes.inherit(&target) {
             self.processes.others.not_inherited_count += 1;
         }
         // No allocation since the child was stopped was missed.
-        target.start_recording(stopped.unwrap_or_else(|| clock::now().monotonic), false);
-        self.add_target(target);
+        let is_recorded = self.add_child(target, parent, stopped.unwrap_or_else(|| clock::now().monotonic));
         if let Some(target) = self.processes.get(child).filter(|_| stopped.is_some()) {
             self.probes.adopt_stubs(target, &self.rates);
-            target.log_start();
+            if is_recorded {
+                target.log_start();
+            }
         }
         match held {
             Some(held) if self.followed.is_some() => self.follow_child(held),
             Some(mut held) => log_release(held.release()),
             None => {}
         }
-        stopped.is_none().then_some(child)
+        stopped.is_none().then_some((child, is_recorded))
+    }
+
+    /// Adds a forked child, which is recorded from `time` on. Returns false if its hooks are not known yet, because its parent had only
+    /// begun another program at the fork.
+    fn add_child(&mut self, mut target: Target, parent: Pid, time: MonotonicNanos) -> bool {
+        let child = target.pid;
+        let has_none = |parent: &Target| parent.hooks.attached_count() == 0 && !self.lifecycle.is_polled(parent.pid);
+        let is_recorded = target.hooks.attached_count() > 0
+            || target.hooks.first_error().is_some()
+            || self.processes.get(parent).is_some_and(has_none);
+        if is_recorded {
+            target.start_recording(time, false);
+        }
+        self.add_target(target);
+        if !is_recorded {
+            self.lifecycle.poll_for_hooks(child);
+            self.hook(child);
+        }
+        is_recorded
     }
 
     pub(super) fn count_unopened(&mut self, pid: Pid, error: &TargetError) {
@@ -372,7 +413,8 @@ impl Session {
     }
 
     /// Handles the exec of a target: closes the old program's ledger, and starts the new program as a target.
-    fn follow_exec(&mut self, exec: &Exec, before: Ledger) {
+    fn follow_exec(&mut self, exec: &Exec, mut before: Ledger) {
+        self.complete_pass_of_replaced(exec.pid, &mut before);
         let requested = self.processes.get(exec.pid).is_some_and(|target| target.requested);
         let held = requested.then(|| self.hold(exec.pid)).flatten();
         let Ok(process) = Process::open(exec.pid) else {
@@ -383,6 +425,7 @@ impl Session {
         let Some(mut target) = self.processes.remove(exec.pid) else { return };
         self.lifecycle.count_missed(target.was_missed(self.config.counts_programs));
         let mut ended = target.replace(before, process, exec.time);
+        self.correct_replaced(&mut ended, exec.time);
         if let Some(starting) = target.starting() {
             starting.is_superseded = requested && self.lifecycle.awaits(exec.pid);
         }
@@ -483,6 +526,7 @@ impl Session {
             debug!("process {}: {error}", exec.pid);
         }
         target.set_end(End::Replaced);
+        self.correct_replaced(&mut target, exec.time);
         target.close(exec.time, &mut self.probes.kernel);
         self.probes.release(&mut target);
         self.processes.keep(target, &self.probes.discovery.plan);
@@ -597,17 +641,38 @@ impl Session {
 
     pub(super) fn finish_pass(&mut self) {
         let started = self.windows.started.monotonic;
-        self.resync.finish(&mut self.processes, &self.lifecycle, &mut self.probes.kernel, started);
+        self.resync.finish(&mut self.processes, &mut self.lifecycle, &mut self.probes.kernel, started);
     }
 
     pub(super) fn complete_pass(&mut self) {
+        self.await_pass();
+        self.finish_pass();
+    }
+
+    /// Waits until the pass has read the live set, and enters all events up to then.
+    fn await_pass(&mut self) {
         while self.resync.is_running() && !self.resync.is_read() {
             if self.take_records() {
                 std::thread::sleep(Duration::from_micros(200));
             }
         }
         self.catch_up();
+    }
+
+    /// Completes a pass that may have thinned blocks of the program that a process had before an exec, whose ledger is `before`.
+    fn complete_pass_of_replaced(&mut self, pid: Pid, before: &mut Ledger) {
+        if !self.resync.covers(pid) {
+            return;
+        }
+        self.await_pass();
+        let exchange = |session: &mut Self, ledger: &mut Ledger| {
+            if let Some(target) = session.processes.get_mut(pid) {
+                std::mem::swap(&mut target.ledger, ledger);
+            }
+        };
+        exchange(self, before);
         self.finish_pass();
+        exchange(self, before);
     }
 
     pub(super) fn complete_pass_for(&mut self, pid: Pid) {
@@ -628,6 +693,12 @@ impl Session {
     pub(super) fn correct_drops_of(&mut self, target: &mut Target) {
         self.note_drops();
         self.resync.correct_at_exit(target, &mut self.probes.kernel);
+    }
+
+    /// Corrects the ledger of a program whose process has executed another one at `time`.
+    fn correct_replaced(&mut self, target: &mut Target, time: MonotonicNanos) {
+        self.note_drops();
+        self.resync.correct_at_exec(target, time);
     }
 
     pub(super) fn resync_at_end(&mut self) {

@@ -189,7 +189,7 @@ impl Session {
             alloc_count: live_count.saturating_add(counters.get(Counter::UnwrittenBlocks)),
             live_bytes,
             live_count,
-            is_live_behind: self.resync.is_needed() || self.processes.others.not_inherited_count > 0,
+            is_live_behind: self.resync.is_behind() || self.processes.others.not_inherited_count > 0,
         }
     }
 
@@ -226,6 +226,7 @@ impl Session {
         health.add_loss(Loss::ProcessSkipped, self.selected.unrecorded.count());
         health.add_loss(Loss::Program32Bit, programs.of_32_bits);
         health.add_loss(Loss::MemoryShared, self.lifecycle.sharing_count());
+        health.add_loss(Loss::MemoryBorrowed, self.lifecycle.borrowed_count);
         health.add_loss(Loss::Unobserved, self.probes.unobserved_count());
         health.add_loss(Loss::NotInherited, self.processes.others.not_inherited_count);
         health.add_loss(Loss::Unmonitored, u64::from(!self.lifecycle.monitors_all));

@@ -81,6 +81,11 @@ pub enum Loss {
         detailed_message = "frees of blocks of the other process are missing, and the first blocks or all of their own"
     )]
     MemoryShared,
+    #[strum(
+        message = "processes that ended in the memory of a recorded process without executing a program, as a child of `vfork` does whose exec fails"
+    )]
+    #[strum(detailed_message = "what they have allocated and freed there is missing, which is mostly nothing")]
+    MemoryBorrowed,
     #[strum(message = "recorded processes whose calls no probe saw, or not all the time")]
     #[strum(detailed_message = "their blocks are missing; the log has the reason (`-v`)")]
     Unobserved,
@@ -115,7 +120,7 @@ impl Loss {
         let are_processes = matches!(self, Self::ForkMissed | Self::ExecMissed | Self::TargetsFull);
         self.is_of_others()
             || are_processes
-            || matches!(self, Self::MemoryShared | Self::Unobserved | Self::NotInherited)
+            || matches!(self, Self::MemoryShared | Self::MemoryBorrowed | Self::Unobserved | Self::NotInherited)
     }
 
     /// Counts processes or programs that the recorded ones do not lack.

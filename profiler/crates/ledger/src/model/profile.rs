@@ -120,6 +120,13 @@ pub struct CallsiteProfile {
     pub history: Vec<Change>,
 }
 
+impl CallsiteProfile {
+    /// Whether this stands for all callsites of its heap of which stacks were dropped.
+    pub fn has_lost_stack(&self) -> bool {
+        self.stack.is_empty() && self.end.is_none()
+    }
+}
+
 /// A target's heap over time. Times are of the recording; estimates have the precision of a 64-bit float.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct History {

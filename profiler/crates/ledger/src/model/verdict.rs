@@ -143,12 +143,16 @@ fn measure(profile: &Profile, defect: Defect) -> (u64, f64) {
     match defect {
         Defect::NoTarget => counted(u64::from(processes == 0), 1),
         Defect::MissedProcesses => {
-            let missed = lost(&profile.health, true).saturating_sub(profile.health.lost_by(&Loss::ProgramLate));
+            let others = [Loss::ProgramLate, Loss::MemoryBorrowed].map(|loss| profile.health.lost_by(&loss));
+            let missed = lost(&profile.health, true).saturating_sub(others.iter().sum());
             counted(missed, missed.saturating_add(processes))
         }
         Defect::EndedProcesses => {
             // A missed program may have exited, too.
             let ended = profile.others.short_lived_count.saturating_sub(profile.health.lost_by(&Loss::ProgramMissed));
+            // Most have only failed to execute a program.
+            let borrowed = if profile.strict { profile.health.lost_by(&Loss::MemoryBorrowed) } else { 0 };
+            let ended = ended.saturating_add(borrowed);
             counted(ended, ended.saturating_add(processes))
         }
         Defect::LatePrograms => {

@@ -3,6 +3,7 @@
 use heapbpf_base::units::EstimatedBytes;
 use heapbpf_ledger::model::{Profile, Window, WindowReason};
 use heapbpf_ledger::totals::Totals;
+use profiler_common::stack::StackEnd;
 use serde_json::{Value, json};
 
 use super::{check_golden, render};
@@ -185,7 +186,9 @@ fn exact_amounts_are_integers() {
 
 #[test]
 fn estimates_are_floats() {
-    let report = parse(&profiles::sampled());
+    let mut profile = profiles::sampled();
+    profile.targets[0].callsites.retain(|callsite| !callsite.has_lost_stack());
+    let report = parse(&profile);
     // 100 bytes at an interval of 4096: each sample represents 1 / (1 - exp(-100/4096)) = 41.462 blocks.
     let callsites = report["targets"][0]["callsites"].as_array().expect("callsites are a list");
     let callsite = callsites
@@ -204,6 +207,36 @@ fn estimates_are_floats() {
     let cube = callsite["live_count_third_cumulant"].as_f64().expect("a number");
     assert!((cube / variance - 2.0 * 41.462 + 1.0).abs() < 0.01, "{cube}");
     assert_eq!(callsite["live_samples"], 30);
+}
+
+/// Blocks whose stack was dropped may be of any callsite of their heap.
+#[test]
+fn intervals_of_callsites_include_blocks_without_stacks() {
+    let with = |profile: &Profile, has_lost: bool| {
+        let mut profile = profile.clone();
+        for callsite in &mut profile.targets[0].callsites {
+            callsite.end = if has_lost && callsite.stack.is_empty() { None } else { Some(StackEnd::Complete) };
+        }
+        parse(&profile)
+    };
+    let mut exact = profiles::exact();
+    let (first, last) = (exact.targets[0].callsites[0].heap, exact.targets[0].callsites.len() - 1);
+    let lost = &mut exact.targets[0].callsites[last];
+    (lost.heap, lost.stack) = (first, Vec::new());
+    let (without, report) = (with(&exact, false), with(&exact, true));
+    assert!(
+        without["targets"][0]["callsites"].as_array().expect("a list").iter().all(|it| it["alloc_bytes_95"].is_null())
+    );
+    let callsites = report["targets"][0]["callsites"].as_array().expect("a list");
+    let lost = callsites.iter().find(|it| it["stack"] == json!([])).expect("the callsite without a stack");
+    let more = lost["alloc_bytes"].as_f64().expect("a number");
+    assert!(more > 0.0 && lost["alloc_bytes_95"].is_null(), "{lost}");
+    for callsite in callsites.iter().filter(|it| it["stack"] != json!([])) {
+        let bytes = callsite["alloc_bytes"].as_f64().expect("a number");
+        let expected = if callsite["heap"] == lost["heap"] { json!([bytes, bytes + more]) } else { Value::Null };
+        assert_eq!(callsite["alloc_bytes_95"], expected, "{callsite}");
+    }
+    assert!(report["targets"][0]["totals"]["alloc_bytes_95"].is_null());
 }
 
 #[test]

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use heapbpf_base::ids::Pid;
 use heapbpf_base::units::MonotonicNanos;
 use heapbpf_ledger::model::{
     Defect, Health, InterpreterFrames, Inventory, LanguageFunctions, Loss, MemoryAccount, MemoryClass, MemoryFacts,
-    MemoryPart, MemoryPoint, Profile,
+    MemoryPart, MemoryPoint, Origin, Profile, Window, WindowReason,
 };
 use serde_json::{Value, json};
 use strum::VariantArray as _;
@@ -54,6 +55,37 @@ fn few_dropped_events_are_tolerated() {
     check(&lossy(1_000_000, Loss::ForkMissed, 1), "incomplete: 1 process missed");
     check(&lossy(1_000_000, Loss::ProcessSkipped, 2), "incomplete: 2 processes not recorded");
     check(&lossy(1_000_000, Loss::Unmonitored, 1), "incomplete: forks and execs not reported by the kernel");
+}
+
+/// What a forked child has at the fork is its parent's, so this is no reason to call a profile incomplete.
+#[test]
+fn first_calls_of_forked_processes_are_in_the_verdict() {
+    let forked = |delays: &[Option<u64>]| {
+        let mut profile = profiles::exact();
+        let one = profile.targets.remove(0);
+        profile.targets = delays.iter().map(|_| one.clone()).collect();
+        for (target, &delay_ns) in profile.targets.iter_mut().zip(delays) {
+            let beginning = &mut target.facts.beginning;
+            (beginning.origin, beginning.delay_ns, beginning.from_first_call) =
+                (Origin::Forked(Pid(1)), delay_ns, false);
+        }
+        profile
+    };
+    check(&forked(&[None, Some(0)]), "complete");
+    let late = forked(&[Some(3_400_000), Some(1_200_000), None]);
+    check(&late, "complete except for the first 3ms of 2 forked processes");
+    check(&strict(&late), "complete except for the first 3ms of 2 forked processes");
+    let mut later = late;
+    later.window = Some(Window {
+        number: Some(2),
+        reason: WindowReason::Time,
+        start_unix_ns: later.unix_ns(MonotonicNanos(u64::MAX)),
+        since_mark: false,
+        end_unix_ns: later.ended_unix_ns,
+        merged_count: 0,
+    });
+    let verdict = describe::verdict(&later);
+    assert_eq!(verdict, "complete", "they were forked before this window");
 }
 
 #[test]
