@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use rustix::fs::{CWD, Mode};
+
 use crate::target::build_directory;
 
 /// Versions of CPython in folders of their own, each with the C library of its Debian release.
@@ -175,6 +177,15 @@ impl Python {
     pub fn output(&self) -> (PathBuf, tempfile::TempPath) {
         let file = tempfile::NamedTempFile::new_in(self.root.join("tmp")).expect("the folder is ours").into_temp_path();
         let inside = Path::new("/").join(file.strip_prefix(&self.root).expect("it is in the root directory"));
+        (inside, file)
+    }
+
+    /// Returns a named pipe that the script can read: its path for the script, and for the test.
+    #[track_caller]
+    pub fn pipe(&self) -> (PathBuf, tempfile::TempPath) {
+        let (inside, file) = self.output();
+        std::fs::remove_file(&file).expect("it is ours");
+        rustix::fs::mkfifoat(CWD, &*file, Mode::RUSR | Mode::WUSR).expect("the folder is ours");
         (inside, file)
     }
 }

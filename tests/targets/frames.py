@@ -2,8 +2,8 @@
 description (`sys._getframe`) is written before the block is allocated, as a line of JSON with the size and the functions,
 files and lines, the innermost first.
 
-Usage: frames.py OUTPUT [once]. Prints `ready`, answers each line of its input with `done`, and keeps its blocks; with `once`, it
-allocates and exits. Runs on CPython 3.8 and later."""
+Usage: frames.py OUTPUT [PIPE]. Prints `ready`, answers each line of its input with `done`, and keeps its blocks; with a named pipe,
+it waits for a line from there, allocates once and exits. Runs on CPython 3.8 and later."""
 
 import asyncio
 import ctypes
@@ -206,6 +206,8 @@ def all_kinds():
 
 
 if len(sys.argv) > 2:
+    with open(sys.argv[2], encoding="utf-8") as pipe:
+        pipe.readline()
     all_kinds()
     sys.exit()
 print("ready", flush=True)

@@ -1,15 +1,20 @@
 //! Functions that interpreters execute, in stacks.
 
-use std::fs;
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::interpreters::{Python, VERSIONS, tested};
+use heapbpf_tests::kernel;
 use heapbpf_tests::python::{self, Stack, Sums, add, interpreted, is_interpreted, recorded};
 use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::report::{Callsite, Frame, Process, Report};
 use heapbpf_tests::target::Target;
+use rustix::process::Signal;
 use serde::Deserialize;
 
 fn script(name: &str) -> PathBuf {
@@ -88,17 +93,51 @@ fn the_interpreters_own_frames_are_shown_on_request() {
     assert!(with == 0 && without > 50, "{with} stacks with the loop, {without} without");
 }
 
+/// Device and inode of each file whose code a process has mapped.
+fn modules(pid: u32) -> BTreeSet<(u64, u64)> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
+    let fields = maps.lines().map(|line| line.split_ascii_whitespace().collect::<Vec<&str>>());
+    let of_code =
+        fields.filter(|fields| fields[1].contains('x') && fields.get(5).is_some_and(|path| path.starts_with('/')));
+    of_code.filter_map(|fields| identity(&format!("/proc/{pid}/map_files/{}", fields[0]))).collect()
+}
+
+/// Device and inode of each file that a process has open.
+fn open_files(pid: u32) -> BTreeSet<(u64, u64)> {
+    let files = fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs").flatten();
+    files.filter_map(|file| identity(file.path().to_str()?)).collect()
+}
+
+fn identity(path: &str) -> Option<(u64, u64)> {
+    fs::metadata(path).ok().map(|file| (file.dev(), file.ino()))
+}
+
 /// Code of modules is freed when they have been imported: from the first instruction on, names are right.
+///
+/// A stack through a library that was just loaded ends there: what its outer frames execute is known only at the time of the call. So the
+/// script waits until heapbpf, which may be slow, has read the mappings of its libraries.
 #[test]
 fn a_launched_interpreter_is_named_from_its_start() {
     let python = Python::of("3.13");
     let (inside, output) = python.output();
+    let (pipe_inside, pipe) = python.pipe();
     let mut command = python.script(&script("frames.py"));
-    command.arg(inside).arg("once");
+    command.arg(inside).arg(pipe_inside);
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     let options = ["--interval", "1", "-o", "out.json", "--"].map(AsRef::as_ref);
     let mut heapbpf = Heapbpf::new(options.into_iter().chain(words));
-    heapbpf.run().expect_code(0);
+    let mut session = heapbpf.spawn();
+    // Waits until the script opens it, which has imported its libraries then.
+    let mut line = File::options().write(true).open(&pipe).expect("it is ours");
+    let &[interpreter] = kernel::commands(session.pid()).as_slice() else { panic!("there is one command") };
+    kernel::wait_until("heapbpf has opened all libraries", || {
+        open_files(session.pid()).is_superset(&modules(interpreter))
+    });
+    // The dump is made after what they were opened for.
+    session.signal(Signal::USR1);
+    session.wait_for("out.0001.json");
+    line.write_all(b"\n").expect("it waits");
+    session.wait().expect_code(0);
     let report = heapbpf.report("out.json");
     let process = report.targets.iter().find(|process| !process.replaced).expect("the interpreter");
     check("launched", &described(&output), &recorded(process));

@@ -3,12 +3,14 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{BufRead as _, BufReader, Write};
 use std::os::unix::process::CommandExt;
+use std::process::{ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use heapbpf_tests::heapbpf::{Heapbpf, Outcome, Session};
+use heapbpf_tests::heapbpf::{Heapbpf, Outcome, Session, binary};
 use heapbpf_tests::kernel::{self, assert_no_probes, changed_code, children, comm, plant_breakpoint};
+use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::report::Counts;
 use heapbpf_tests::target::Target;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
@@ -323,20 +325,67 @@ fn a_second_interrupt_ends_a_start_that_does_not_proceed() {
 
 const INTERRUPTED: &str = "heapbpf: interrupted before anything was recorded or written\n";
 
+/// A copy of heapbpf whose keeper stops before its first instruction. A check takes less time than finding its keeper may.
+struct StoppedKeepers {
+    stopper: std::process::Child,
+    lines: BufReader<ChildStdout>,
+    folder: tempfile::TempDir,
+}
+
+impl StoppedKeepers {
+    #[track_caller]
+    fn prepare() -> Self {
+        let folder = tempfile::tempdir().expect("there is a directory for temporary files");
+        let copy = folder.path().join("heapbpf");
+        fs::copy(binary(), &copy).expect("there is space");
+        let mut stopper = Command::new(Recipe::of("stopped_at_start.c").build());
+        stopper.arg(copy).arg("heapbpf-keeper").stdout(Stdio::piped());
+        let mut stopper = stopper.spawn().expect("it was built");
+        let lines = BufReader::new(stopper.stdout.take().expect("piped"));
+        let mut stopped = Self { stopper, lines, folder };
+        assert_eq!(stopped.line(), "ready");
+        stopped
+    }
+
+    #[track_caller]
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).expect("text");
+        assert!(!line.is_empty(), "it has exited: {:?}", self.stopper.wait());
+        line.trim_end().to_owned()
+    }
+
+    fn heapbpf(&self, arguments: &[&str]) -> Heapbpf {
+        let mut command = Command::new(self.folder.path().join("heapbpf"));
+        command.args(arguments);
+        Heapbpf::with_command(command)
+    }
+
+    /// The keeper of a heapbpf that was started, once it is stopped.
+    #[track_caller]
+    fn next(&mut self) -> Pid {
+        let keeper: u32 = self.line().parse().expect("a PID");
+        kernel::wait_until("the keeper is stopped", || kernel::state(keeper) == 'T');
+        Pid::from_raw(keeper.cast_signed()).expect("pids are positive")
+    }
+}
+
+impl Drop for StoppedKeepers {
+    fn drop(&mut self) {
+        drop(self.stopper.kill());
+        drop(self.stopper.wait());
+    }
+}
+
 /// Interrupts heapbpf while it waits for its keeper, which then continues.
 #[track_caller]
-fn interrupted_at_the_start(arguments: &[&str], signal: Signal) {
+fn interrupted_at_the_start(keepers: &mut StoppedKeepers, arguments: &[&str], signal: Signal) {
     let mut target = Target::start("service.c");
     let pid = target.pid().to_string();
-    let mut heapbpf = Heapbpf::new(arguments.iter().map(|word| if *word == "PID" { &pid } else { *word }));
+    let arguments: Vec<&str> = arguments.iter().map(|word| if *word == "PID" { &pid } else { *word }).collect();
+    let mut heapbpf = keepers.heapbpf(&arguments);
     let session = heapbpf.spawn();
-    let mut keeper = None;
-    kernel::wait_until("there is a keeper", || {
-        keeper = kernel::keeper(session.pid());
-        keeper.is_some()
-    });
-    let keeper = Pid::from_raw(keeper.unwrap_or_default().cast_signed()).expect("pids are positive");
-    kill_process(keeper, Signal::STOP).expect("it runs");
+    let keeper = keepers.next();
     session.signal(signal);
     kernel::wait_until("the signal is handled", || !kernel::is_pending(session.pid(), signal));
     kill_process(keeper, Signal::CONT).expect("it waits");
@@ -351,10 +400,11 @@ fn interrupted_at_the_start(arguments: &[&str], signal: Signal) {
 
 #[test]
 fn an_interrupt_before_the_recording_is_reported() {
+    let keepers = &mut StoppedKeepers::prepare();
     for signal in [Signal::INT, Signal::TERM] {
-        interrupted_at_the_start(&["--pid", "PID", "-o", "out.json"], signal);
-        interrupted_at_the_start(&["-q", "--pid", "PID", "-o", "out.json"], signal);
-        interrupted_at_the_start(&["leaks", "--pid", "PID", "-o", "out.json"], signal);
-        interrupted_at_the_start(&["leaks", "--pid", "PID", "--watch", "1h"], signal);
+        interrupted_at_the_start(keepers, &["--no-inventory", "--pid", "PID", "-o", "out.json"], signal);
+        interrupted_at_the_start(keepers, &["-q", "--no-inventory", "--pid", "PID", "-o", "out.json"], signal);
+        interrupted_at_the_start(keepers, &["leaks", "--pid", "PID", "-o", "out.json"], signal);
+        interrupted_at_the_start(keepers, &["leaks", "--pid", "PID", "--watch", "1h"], signal);
     }
 }

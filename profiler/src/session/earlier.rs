@@ -263,7 +263,7 @@ impl Inventories {
             }
             Event::Free(free) => {
                 let is_live = processes.get(free.pid).is_some_and(|target| target.ledger.is_live(free.address));
-                if pending.stale.is_restored(free.address) {
+                if pending.stale.is_unmet(free.address) {
                     pending.stale.note_free(free.address, false);
                 }
                 (is_live || !pending.stale.is_met_by_free(&free)).then_some(event)

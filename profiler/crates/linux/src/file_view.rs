@@ -95,6 +95,18 @@ impl FileView {
 
 /// Rights and root directory of a process, and whether it has ended; `None` if it is reaped.
 fn look(process: Identity) -> Option<(Rights, Option<RootId>, bool)> {
+    let rights = Rights::of_first_thread(process.pid);
+    let root = known::at(Path::new(&format!("/proc/{}/root", process.pid))).ok().map(RootId::from);
+    // All of this is about the process if its PID is its own after that.
+    let stat = Stat::read(process.pid).ok().filter(|stat| stat.is_of(process))?;
+    match rights {
+        Some(rights) if !stat.has_ended() => Some((rights, root, false)),
+        _ => look_at_threads(process),
+    }
+}
+
+/// The same for a process whose first thread has exited: others may go on.
+fn look_at_threads(process: Identity) -> Option<(Rights, Option<RootId>, bool)> {
     let rights = Rights::of(process.pid)?;
     let root = known::at(&entry_path(process.pid, "root")).ok().map(RootId::from);
     let stat = Stat::of_process(process.pid).ok().filter(|stat| stat.is_of(process))?;

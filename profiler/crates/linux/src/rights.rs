@@ -46,6 +46,16 @@ impl Rights {
         Self::parse(&status(thread).ok()?, || is_of_our_users(pid))
     }
 
+    /// Rights of the first thread of a process; `None` if it has exited.
+    pub(super) fn of_first_thread(pid: Pid) -> Option<Self> {
+        let status = status(pid).ok()?;
+        let state = status.lines().find_map(|line| line.strip_prefix("State:"))?.trim_start();
+        if state.starts_with(['Z', 'X']) {
+            return None;
+        }
+        Self::parse(&status, || is_of_our_users(pid))
+    }
+
     /// Parses the text of `/proc/PID/status`. Capabilities count only in the user namespace of heapbpf: root of another namespace
     /// is an ordinary user here.
     fn parse(status: &str, is_of_our_namespace: impl FnOnce() -> bool) -> Option<Self> {

@@ -508,10 +508,14 @@ impl Session {
         let removed = pending.stale.take_removed();
         let Some(target) = self.processes.get(pid).filter(|target| pending.is_of(target)) else { return false };
         let newer: Vec<LiveAllocation> = removed.iter().filter_map(|address| target.ledger.block(*address)).collect();
-        pending.stale.restore(newer.iter().map(|block| block.address));
         let newer: Vec<(TargetAddr, LiveBlock)> = newer.iter().map(kernel_block).collect();
-        if let Err(error) = self.probes.kernel.insert_earlier_blocks(pid, &newer) {
-            debug!("process {pid}: {error}");
+        match self.probes.kernel.insert_earlier_blocks(pid, &newer) {
+            Ok(Some(refused)) => {
+                let addresses = newer.iter().map(|(address, _)| *address);
+                pending.stale.restore(addresses.filter(|address| !refused.contains(address)));
+            }
+            Ok(None) => debug!("process {pid}: no space in the live set for {} newer blocks", newer.len()),
+            Err(error) => debug!("process {pid}: {error}"),
         }
         true
     }
