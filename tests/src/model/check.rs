@@ -260,7 +260,9 @@ impl Comparison<'_> {
         let got = Amounts::of_callsites(self.callsites().filter(is_earlier)).0;
         let of = |count: &dyn Fn(&Cell) -> u64| {
             let cells = self.truth.cells.values().flatten();
-            let rounded = |cell: &Cell| cell.size + if cell.size >= PAGES_FROM { 2 * PAGE } else { ROUNDING };
+            // A mapping of its own that a `realloc` has shrunk stays one, whatever the new size.
+            let may_have_pages = |cell: &Cell| cell.size >= PAGES_FROM || self.plan.resizes();
+            let rounded = |cell: &Cell| cell.size + if may_have_pages(cell) { 2 * PAGE } else { ROUNDING };
             let sums = cells.fold([0; 3], |[blocks, bytes, most], cell| {
                 let count = count(cell);
                 [blocks + count, bytes + count * cell.size, most + count * rounded(cell)]

@@ -89,6 +89,11 @@ impl Plan {
     pub fn is_concurrent(&self) -> bool {
         self.script().contains("\n&")
     }
+
+    /// Whether blocks get other sizes, which changes neither their place nor their function.
+    pub fn resizes(&self) -> bool {
+        self.script().lines().any(|line| line.split_whitespace().nth(1) == Some("resize"))
+    }
 }
 
 fn operations<'a>(lines: &mut impl Iterator<Item = &'a str>) -> Vec<Operation> {
