@@ -31,6 +31,21 @@ const RELEASE_LIMIT: Duration = Duration::from_secs(2);
 /// Polling interval while threads resume, which leaves the processor to them.
 const RELEASE_PERIOD: Duration = Duration::from_micros(50);
 
+/// Result of resuming a process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Released {
+    /// How long the process was stopped.
+    pub(crate) pause: Duration,
+    /// Whether the calling thread traces none of its threads any more. The others are detached when the calling thread exits.
+    pub(crate) is_complete: bool,
+}
+
+impl Default for Released {
+    fn default() -> Self {
+        Self { pause: Duration::ZERO, is_complete: true }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Stopped {
     pid: Pid,
@@ -129,7 +144,11 @@ impl Stopped {
         })
     }
 
-    pub(crate) fn release(mut self) -> Duration {
+    pub(crate) fn release(self) -> Duration {
+        self.release_all().pause
+    }
+
+    pub(crate) fn release_all(mut self) -> Released {
         self.resume()
     }
 
@@ -326,7 +345,7 @@ impl Stopped {
         tracee.stopped()
     }
 
-    fn resume(&mut self) -> Duration {
+    fn resume(&mut self) -> Released {
         let mut tracees = self.detach_held();
         let pause = self.since.elapsed();
         // Running threads cannot be detached before they stop, which was requested.
@@ -336,13 +355,13 @@ impl Stopped {
             std::thread::sleep(RELEASE_PERIOD);
         }
         tracees.extend(self.detach_held());
-        for tracee in tracees {
-            self.ensure_detached(&tracee);
-        }
-        for tracee in std::mem::take(&mut self.running) {
+        let traced = tracees.iter().filter(|tracee| !self.ensure_detached(tracee)).count();
+        let running = std::mem::take(&mut self.running);
+        for tracee in &running {
             tracing::debug!("thread {} of process {} is detached when its tracer exits", tracee.tid().0, self.pid);
         }
-        pause
+        // An exited first thread may still be traced.
+        Released { pause, is_complete: traced == 0 && running.is_empty() && self.ended.is_empty() }
     }
 
     fn detach_held(&mut self) -> Vec<Tracee> {
@@ -351,18 +370,22 @@ impl Stopped {
     }
 
     /// Detaches from a thread that may still be traced. After an exec, the TID belongs to another thread, which is still traced;
-    /// a killed thread waits to be reaped.
-    fn ensure_detached(&self, tracee: &Tracee) {
+    /// a killed thread waits to be reaped. Returns whether the thread is not traced any more.
+    fn ensure_detached(&self, tracee: &Tracee) -> bool {
         let is_ours = || stat::status(self.pid, tracee.tid()).is_some_and(|status| status.tracer == Some(own_tid()));
         let deadline = Instant::now() + RELEASE_LIMIT;
-        while is_ours() && Instant::now() < deadline {
+        while is_ours() {
+            if Instant::now() >= deadline {
+                return false;
+            }
             let _ = tracee.interrupt();
             match self.stop_of(tracee) {
-                Err(_) | Ok(Some(Stop::Ended(_))) => return,
+                Err(_) | Ok(Some(Stop::Ended(_))) => return true,
                 Ok(Some(stop)) => drop(tracee.detach(stop)),
                 Ok(None) => std::thread::sleep(RELEASE_PERIOD),
             }
         }
+        true
     }
 }
 

@@ -192,6 +192,14 @@ impl Tracer {
     pub(super) fn answer(&self) -> Result<Answer, KeeperError> {
         receive(&self.channel, ANSWER_BYTES_MAX)
     }
+
+    /// Keeps the thread for the next process, unless something else uses it or there is a spare one. It must trace nothing: the
+    /// kernel detaches what is left only when the thread exits.
+    fn keep_as_spare(self) {
+        if let Ok(channel) = Rc::try_unwrap(self.channel) {
+            self.keeper.spare().get_or_insert(channel);
+        }
+    }
 }
 
 impl Keeper {
@@ -266,7 +274,14 @@ impl StoppedProcess for RemoteStopped {
     fn release(mut self: Box<Self>) -> Result<Duration, CollectError> {
         self.is_released = true;
         match self.tracer.ask(&Command::Resume, &[]) {
-            Ok(Answer::Resumed(pause)) => Ok(pause),
+            Ok(Answer::Resumed { pause, is_idle }) => {
+                let tracer = self.tracer.clone();
+                drop(self);
+                if is_idle {
+                    tracer.keep_as_spare();
+                }
+                Ok(pause)
+            }
             other => Err(failed(other)),
         }
     }

@@ -198,7 +198,11 @@ pub(super) enum Answer {
     /// The time limit of a stop has passed.
     StoppedForLong,
     Forked(Pid),
-    Resumed(Duration),
+    Resumed {
+        pause: Duration,
+        /// Whether the thread traces nothing any more and has no copies, so that it can stop another process.
+        is_idle: bool,
+    },
     Failed(String),
     NewCode {
         at_exec: bool,

@@ -18,7 +18,7 @@ use super::protocol::{Answer, COMMAND_BYTES_MAX, Command, Outcome, REQUEST_BYTES
 use super::stubs::{self, Stubs};
 use crate::collect::fork::ForkCopy;
 use crate::collect::process::{Release, StoppedThread};
-use crate::collect::stop::Stopped;
+use crate::collect::stop::{Released, Stopped};
 use crate::collect::{CollectError, StopLimit};
 use crate::ids::Pid;
 use crate::linux::companion::{self, Channel};
@@ -254,7 +254,11 @@ impl Worker {
     fn resume(&mut self) -> Result<Answer, CollectError> {
         match (self.stopped.take(), self.let_go) {
             (None, Some(pid)) => Err(CollectError::Suspended(pid)),
-            (stopped, _) => Ok(Answer::Resumed(stopped.map_or(Duration::ZERO, Stopped::release))),
+            (stopped, _) => {
+                let released = stopped.map_or_else(Released::default, Stopped::release_all);
+                let has_more = !self.copies.is_empty() || self.program.is_some() || retry_releases() > 0;
+                Ok(Answer::Resumed { pause: released.pause, is_idle: released.is_complete && !has_more })
+            }
         }
     }
 

@@ -66,7 +66,8 @@ fn check_capture(count: usize) {
     assert!(states.iter().all(|state| state.stack_pointer.0 != 0 && state.thread_pointer.0 != 0));
     let ends: BTreeSet<TargetAddr> = states.iter().map(|state| state.stack_pointer).collect();
     assert_eq!(ends.len(), count, "each has a stack");
-    assert!(stopped.release() > Duration::ZERO);
+    let released = stopped.release_all();
+    assert!(released.pause > Duration::ZERO && released.is_complete);
     assert!(!states_of_all(subject.pid()).contains(&'t'));
     subject.check_answers();
 }
@@ -181,7 +182,7 @@ fn a_process_whose_first_thread_has_exited_is_stopped_and_survives() {
     for _ in 0..3 {
         let stopped = stopped(&subject);
         assert_eq!(stopped.held().len(), 1);
-        drop(stopped);
+        assert!(!stopped.release_all().is_complete, "the first thread, when it exited, may have been traced");
         subject.check_answers();
     }
     let collected = collect_here(subject.pid(), Method::Read, &mut |_| {}).unwrap_or_else(|error| panic!("{error}"));

@@ -7,9 +7,10 @@ use heapbpf_tests::kernel::wait_until;
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::process::Signal;
 
-use super::super::protocol::ANSWER_BYTES_MAX;
+use super::super::protocol::{ANSWER_BYTES_MAX, code_regions};
 use super::*;
 use crate::collect::tests::fixture::Subject;
+use crate::linux::proc::maps::regions;
 use crate::linux::proc::stat;
 
 fn suspend(agent: &Subject) {
@@ -97,5 +98,35 @@ fn a_process_does_not_wait_until_an_answer_is_read() {
     assert!(matches!(setup.answer(), Answer::Stopped { threads, .. } if threads.len() == 100));
     setup.send(&Command::Resume);
     setup.check_was_suspended();
+    setup.end();
+}
+
+#[test]
+fn a_thread_that_traces_nothing_any_more_stops_another_process() {
+    let setup = Setup::new();
+    for count in [1, 3] {
+        let target = Subject::with_threads(count);
+        setup.send(&Command::Stop(target.pid(), None));
+        assert!(matches!(setup.answer(), Answer::Stopped { threads, .. } if threads.len() == count));
+        setup.send(&Command::Resume);
+        assert!(matches!(setup.answer(), Answer::Resumed { is_idle: true, .. }));
+        assert_eq!(traced_threads(&target), 0);
+    }
+    setup.end();
+}
+
+/// The copy ends with the thread.
+#[test]
+fn a_thread_with_a_copy_is_not_idle() {
+    let (setup, target) = (Setup::new(), Subject::with_threads(1));
+    let (line, lent) = io::pipe().expect("descriptors");
+    setup.send(&Command::Stop(target.pid(), None));
+    assert!(matches!(setup.answer(), Answer::Stopped { .. }));
+    let code = code_regions(&regions(target.pid()).expect("it runs"));
+    setup.channel.send_value(&Command::Fork(code), &[line.as_fd()]).expect("the thread receives");
+    assert!(matches!(setup.answer(), Answer::Forked(_)));
+    setup.send(&Command::Resume);
+    assert!(matches!(setup.answer(), Answer::Resumed { is_idle: false, .. }));
+    drop(lent);
     setup.end();
 }
