@@ -355,13 +355,13 @@ impl Stopped {
             std::thread::sleep(RELEASE_PERIOD);
         }
         tracees.extend(self.detach_held());
-        let is_detached = tracees.iter().fold(true, |all, tracee| self.ensure_detached(tracee) && all);
+        let traced = tracees.iter().filter(|tracee| !self.ensure_detached(tracee)).count();
         let running = std::mem::take(&mut self.running);
         for tracee in &running {
             tracing::debug!("thread {} of process {} is detached when its tracer exits", tracee.tid().0, self.pid);
         }
         // An exited first thread may still be traced.
-        Released { pause, is_complete: is_detached && running.is_empty() && self.ended.is_empty() }
+        Released { pause, is_complete: traced == 0 && running.is_empty() && self.ended.is_empty() }
     }
 
     fn detach_held(&mut self) -> Vec<Tracee> {
