@@ -386,7 +386,7 @@ impl Judgement {
     fn note_interval(&mut self, name: &str, truth: f64, estimate: f64, [below, above]: [f64; 2]) {
         let error = truth - estimate;
         let half = if error < 0.0 { below } else { above };
-        let rounding = 1e-6 * truth;
+        let rounding = 1e-6 * truth.max(1.0);
         self.coverage.intervals += 1;
         self.coverage.covering += u32::from(error.abs() <= half + rounding);
         let sigmas = error / (half / HALF_OF_95).max(rounding / 5.0);
