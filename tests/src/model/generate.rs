@@ -49,16 +49,18 @@ pub(super) const OVERLOADS: [Feature; 4] = ["stall", "thin", "drop", "adapt"];
 ///   12 recordings of this one were: launched, `--interval 4096`; `&2 alloc flat_memalign 293 20000`, `leave`,
 ///   `0 alloc flat_aligned 750 1000`, `4 alloc nested_malloc 23796 24`, `2 alloc flat_posix 512 1000`. A mend needs a record of the
 ///   kernel side about a main thread that exits before others: what is missing between it and shared probes could then be stated.
-/// - `adapt`: intervals of totals are those of the requested interval (`totals` in profiler/src/report/json.rs). Where that is 1, was raised,
+/// - `adapt`: intervals of totals are those of the requested interval (`totals` in profiler/crates/report/src/json.rs). Where that is 1, was raised,
 ///   and only blocks were sampled that are larger than the raised one, they have no width: after `&1 churn deep_realloc 24327 100 100` and
 ///   `exec held`, `0 alloc deep_memalign 252 1` beside `0 alloc nested_realloc 223 20000` is missing (seed 1168 of November 2026; one of
 ///   400 programs). A mend takes the largest interval of the heap for what one more sample represents.
+/// - `drop`: right by itself (160 of 160), but not beside `reuse`: of two processes with one number, totals are off by the same bytes in
+///   opposite directions (seed 2000), or the script does not end (seed 3055). The causes are not known.
 /// - `unheld`: a child that executes a program before heapbpf has made it a target is only counted as that program (`Lifecycle::executed`
 ///   supersedes the fork): `sync attach`, `fork free 0`, `0 alloc flat_malloc 600 1024`, `exec free`, `}` is "complete" without the 600
 ///   blocks. Nearly all children do nothing but execute a program then, so each of them in the verdict would hide what matters: a mend
 ///   needs evidence that it has allocated, which links of its parent alone do not give.
 /// - `unloaded`: stacks are interned by addresses alone, and named by the mappings of one point in time.
-pub const KNOWN_WRONG: [Feature; 4] = ["adapt", "unheld", "leader", "unloaded"];
+pub const KNOWN_WRONG: [Feature; 5] = ["adapt", "drop", "unheld", "leader", "unloaded"];
 
 /// Functions of `targets/scripted.c` that allocate.
 const NESTS: [&str; 3] = ["flat", "nested", "deep"];
