@@ -10,6 +10,10 @@
 //! ```
 
 #![forbid(unsafe_code)]
+#![cfg_attr(
+    test,
+    allow(clippy::disallowed_methods, reason = "tests choose their names, and print to nobody's terminal")
+)]
 #![expect(missing_docs, reason = "what names and types say is not repeated; only heapbpf uses this crate")]
 
 pub mod address;
@@ -18,5 +22,6 @@ pub mod language;
 pub mod memory;
 pub mod shown;
 #[cfg(feature = "testing")]
+#[allow(clippy::disallowed_methods, reason = "tests choose their names, and print to nobody's terminal")]
 pub mod testing;
 pub mod units;

@@ -11,9 +11,16 @@ use tempfile::TempDir;
 /// A directory with the programs of one test.
 pub struct Workshop(TempDir);
 
-impl Workshop {
-    pub fn new() -> Self {
+impl Default for Workshop {
+    fn default() -> Self {
         Self(tempfile::tempdir().expect("a temporary directory"))
+    }
+}
+
+impl Workshop {
+    /// Creates an empty directory.
+    pub fn new() -> Self {
+        Self::default()
     }
 
     pub fn path(&self, name: &str) -> PathBuf {

@@ -10,6 +10,10 @@
 //! # Ok::<(), heapbpf_linux::proc::ProcError>(())
 //! ```
 
+#![cfg_attr(
+    test,
+    allow(clippy::disallowed_methods, reason = "tests choose their names, and print to nobody's terminal")
+)]
 #![expect(missing_docs, reason = "what names and types say is not repeated; only heapbpf uses this crate")]
 
 pub mod arch;

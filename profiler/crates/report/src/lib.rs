@@ -11,6 +11,10 @@
 //! ```
 
 #![forbid(unsafe_code)]
+#![cfg_attr(
+    test,
+    allow(clippy::disallowed_methods, reason = "tests choose their names, and print to nobody's terminal")
+)]
 #![expect(missing_docs, reason = "what names and types say is not repeated; only heapbpf uses this crate")]
 
 pub use flamegraph::colour::{Colour as ModuleColour, Rgb};

@@ -138,7 +138,6 @@ pub fn extended_words(tracee: &Tracee) -> io::Result<Vec<u64>> {
 }
 
 /// Restores registers that system calls discard. On this processor there are none.
-#[expect(clippy::unnecessary_wraps, reason = "other processors have such registers")]
 pub fn restore_discarded(_tracee: &Tracee, _extended: &[u64]) -> io::Result<()> {
     Ok(())
 }
