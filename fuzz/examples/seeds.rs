@@ -10,9 +10,9 @@ use std::process::{Command, Stdio};
 
 use heapbpf::internals::{FILE_HEADER_BYTES, Reading, Replay, read_block};
 use heapbpf_base::ids::Pid;
-use heapbpf_linux::proc::maps::{Region, RegionKind, regions};
 use heapbpf_fuzz::image::{EXECUTABLE, FILES, KINDS, PAGE_BYTES, READ_ONLY, REGISTERS, SHARED};
 use heapbpf_fuzz::recording::{BY_THREAD, GOES_ON, VERBATIM};
+use heapbpf_linux::proc::maps::{Region, RegionKind, regions};
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 

@@ -4,7 +4,9 @@
 
 use std::sync::Arc;
 
-use heapbpf::internals::{Code, Emulation, HookSpec, Image, Module, PlacementMode, Recorded, Search, Symbols, Vtables, place};
+use heapbpf::internals::{
+    Code, Emulation, HookSpec, Image, Module, PlacementMode, Recorded, Search, Symbols, Vtables, place,
+};
 use heapbpf_base::address::{FileOffset, LinkAddr, TargetAddr};
 
 const NAMES: [&str; 6] = ["malloc", "free", "realloc", "_Znwm", "__rust_alloc", "operator_new"];

@@ -2,7 +2,9 @@
 
 #![no_main]
 
-use heapbpf::internals::{Reading, RecordedNames, ReplayedSpan, Resolver, Scope, Span, SpanError, Trim, find_modules, profile};
+use heapbpf::internals::{
+    Reading, RecordedNames, ReplayedSpan, Resolver, Scope, Span, SpanError, Trim, find_modules, profile,
+};
 use heapbpf_fuzz::{recording, reports};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

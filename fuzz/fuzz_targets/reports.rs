@@ -3,8 +3,8 @@
 
 #![no_main]
 
-use heapbpf_report::json::read::{read as read_report};
 use heapbpf_fuzz::{mutation, reports};
+use heapbpf_report::json::read::read as read_report;
 use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
 
 fuzz_target!(|bytes: &[u8]| {

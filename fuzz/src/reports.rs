@@ -3,8 +3,8 @@
 use std::io;
 
 use heapbpf_ledger::model::Profile;
+use heapbpf_report::diff::{Diff, Drawing, FORMATS as DIFF_FORMATS, Side, table as diff_table};
 use heapbpf_report::{Format, Group, Presentation, View, summary};
-use heapbpf_report::diff::{FORMATS as DIFF_FORMATS, Diff, Drawing, Side, table as diff_table};
 
 /// Writes a profile in one format, as a table, or as the difference from a part of itself: the low four bits of `choice` select
 /// the report, the others the view and the presentation. Writes one report only, because some formats take milliseconds.
