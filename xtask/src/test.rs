@@ -18,6 +18,20 @@ const SELECTIONS: [&[&str]; 3] = [
     // What they start is optimized, and built by `BUILD`.
     &["--cargo-profile", "dev", "--workspace", "--test", "it", "--test", "internals", "--test", "unwind"],
 ];
+/// Examples in documentation, which nextest does not run.
+const EXAMPLES: [&str; 11] = [
+    "test",
+    "--locked",
+    "--doc",
+    "--package",
+    "heapbpf-base",
+    "--package",
+    "heapbpf-linux",
+    "--package",
+    "heapbpf-ledger",
+    "--package",
+    "heapbpf-report",
+];
 const BUILD: [&str; 11] =
     ["build", "--locked", "--workspace", "--bin", "heapbpf", "--test", "it", "--test", "internals", "--test", "unwind"];
 /// nextest's exit code when no test is selected (`NextestExitCode::NO_TESTS_RUN`, nextest-metadata 0.13).
@@ -95,6 +109,10 @@ pub(crate) fn run_with(arguments: &[impl AsRef<OsStr>]) -> Result<()> {
     if !ran_tests.contains(&true) {
         let words: Vec<_> = arguments.iter().map(|word| word.as_ref().to_string_lossy()).collect();
         bail!("no test has been run: none is selected by `{}`", words.join(" "));
+    }
+    // A filter leaves out a selection as a rule.
+    if ran_tests.iter().all(|ran| *ran) {
+        command::run(repository.cargo().args(EXAMPLES))?;
     }
     Ok(())
 }

@@ -115,8 +115,10 @@ impl Owners<'_> {
         match record {
             Record::Event(_) | Record::UnknownFree(_) | Record::Code(_) => {}
             Record::Fork(fork) => {
-                self.resync.note_fork();
                 let child = self.lifecycle.forked(fork, self.processes, self.config);
+                if child.is_some() {
+                    self.resync.note_inheritance();
+                }
                 self.probes.copy_stubs(child);
             }
             Record::Exec(exec) => {

@@ -1,6 +1,6 @@
 //! Queue of process changes (forks, execs, new processes) that the session has to act on, and when.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use heapbpf_base::ids::Pid;
@@ -193,6 +193,16 @@ impl Lifecycle {
         let known = known.or_else(pending).or_else(|| self.vfork_children.get(&parent).copied());
         // The parent was a target at the fork, and has ended before the fork was read.
         known.unwrap_or(ParentTarget { requested: true })
+    }
+
+    /// The ledgers of programs that were replaced and are not closed yet, with their processes. Of several of one process, the oldest.
+    pub(super) fn replaced(&mut self) -> Vec<(Pid, &mut Ledger)> {
+        let mut seen = BTreeSet::new();
+        let ledgers = self.changes.iter_mut().filter_map(|(_, change)| match change {
+            ProcessChange::Executed(exec, before) if seen.insert(exec.pid) => Some((exec.pid, &mut **before)),
+            _ => None,
+        });
+        ledgers.collect()
     }
 
     /// The ledgers of forked children that are not targets yet, with the process whose blocks they have inherited.

@@ -251,6 +251,13 @@ impl ProcessTable {
         self.running.values_mut().for_each(|target| recorder.correct(&mut target.ledger));
     }
 
+    /// The same of a ledger that belongs to no running target.
+    pub(super) fn record_corrections_of(&mut self, ledger: &mut Ledger) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.correct(ledger);
+        }
+    }
+
     /// Records that a child starts with its parent's blocks, or with none if `blocks_max` or the limit of callsites is exceeded.
     pub(super) fn inherit(&mut self, parent_ledger: Option<LedgerId>, forked: &mut ForkedChild, blocks_max: usize) {
         let child = forked.fork.child;

@@ -49,6 +49,9 @@ pub(super) struct Resync {
     has_uncorrected: bool,
 }
 
+/// Blocks that were freed during a pass.
+type Freed = FxHashMap<(Pid, TargetAddr), FreedBlock>;
+
 /// Up to this many blocks in the live set, the blocks of an exiting process are read at once.
 const READ_AT_EXIT_MAX: u64 = 1 << 16;
 
@@ -133,10 +136,16 @@ impl Resync {
         self.has_uncorrected || self.is_needed()
     }
 
-    /// Notes a fork. The child inherits the blocks that its parent's ledger has now, and no pass can correct these: what is in the live
-    /// set for the child was copied from the ledger.
-    pub(super) fn note_fork(&mut self) {
+    /// Notes that a child inherits the blocks that its parent's ledger has now. No pass can correct these: what is in the live set for
+    /// the child was copied from the ledger.
+    pub(super) fn note_inheritance(&mut self) {
         self.has_uncorrected |= self.is_needed() || self.schedule.drops > 0 && self.is_running();
+    }
+
+    /// Notes that a child becomes a target which was forked at `time`. Drops before that may have been noted only after the fork was read.
+    pub(super) fn note_child(&mut self, time: MonotonicNanos) {
+        self.note_inheritance();
+        self.has_uncorrected |= self.schedule.drops > 0 && self.schedule.dropped >= time;
     }
 
     /// Marks all drops as covered after a pass with nothing left to record, unless the pass failed.
@@ -217,12 +226,12 @@ impl Resync {
                 continue;
             }
             let is_touched = |address| touched.contains(&(pid, address)) || reading.recent.contains(&(pid, address));
-            self.reweigh_freed(target, &reading, &freed);
+            Self::reweigh_freed(&mut target.ledger, pid, &reading, &freed);
             all += self.reconcile(target, &reading, is_touched);
             missing.extend(target.ledger.stacks_missing());
         }
         if !self.thinnings.is_empty() {
-            lifecycle.inherited().into_iter().for_each(|(from, ledger)| Self::thin(ledger, &reading, from));
+            Self::thin_others(&reading, &freed, lifecycle, processes);
         }
         self.remove_strays(&reading, &targets, &touched, kernel, |pid| {
             processes.get(pid).is_some() || lifecycle.awaits(pid)
@@ -301,9 +310,9 @@ impl Resync {
         if self.schedule.drops == 0 {
             return;
         }
-        // A pass may have covered all drops, and left out a process whose program was replaced.
+        // Where a pass has covered all drops and left out this process, it has noted that.
         if target.awaits_blocks || self.reader.count() > READ_AT_EXIT_MAX {
-            self.has_uncorrected = true;
+            self.has_uncorrected |= self.is_needed();
         } else if let Some(reading) = self.read_of(target, time) {
             let pid = target.pid;
             self.reconcile(target, &reading, |address| reading.recent.contains(&(pid, address)));
@@ -337,15 +346,28 @@ impl Resync {
     }
 
     /// Applies thinnings to blocks that were freed after they had been read.
-    fn reweigh_freed(&self, target: &mut Target, reading: &Reading, freed: &FxHashMap<(Pid, TargetAddr), FreedBlock>) {
+    /// Thins the ledgers that belong to no target: of programs that were replaced during the pass, and of children that are none yet.
+    fn thin_others(reading: &Reading, freed: &Freed, lifecycle: &mut Lifecycle, processes: &mut ProcessTable) {
+        for (pid, ledger) in lifecycle.replaced() {
+            Self::reweigh_freed(ledger, pid, reading, freed);
+            Self::thin(ledger, reading, pid);
+            processes.record_corrections_of(ledger);
+        }
+        for (parent, ledger) in lifecycle.inherited() {
+            Self::thin(ledger, reading, parent);
+            processes.record_corrections_of(ledger);
+        }
+    }
+
+    fn reweigh_freed(ledger: &mut Ledger, pid: Pid, reading: &Reading, freed: &Freed) {
         if freed.is_empty() {
             return;
         }
-        let kept = reading.live(target.pid).map(|block| (block, Some(block.interval)));
-        let thinned = reading.thinned(target.pid).map(|block| (block, None));
+        let kept = reading.live(pid).map(|block| (block, Some(block.interval)));
+        let thinned = reading.thinned(pid).map(|block| (block, None));
         for (block, to) in kept.chain(thinned) {
-            if let Some(freed) = freed.get(&(target.pid, block.address)) {
-                target.ledger.thin_freed(&block, freed, to);
+            if let Some(freed) = freed.get(&(pid, block.address)) {
+                ledger.thin_freed(&block, freed, to);
             }
         }
     }

@@ -535,10 +535,11 @@ fn judge(plan: &Plan, recorded: &Recorded) -> Judgement {
         let has_lost = !report.health.lost.is_empty();
         let has_dropped = DROPS.iter().any(|reason| report.health.lost.contains_key(*reason));
         let is_unrecorded = |kind: &str| kind == "ended_processes" || kind == "missed_processes";
-        let has_unrecorded = report.health.verdict().findings.iter().any(|it| is_unrecorded(&it.kind) && it.count > 0)
-            || report.health.lost.contains_key("memory_borrowed");
+        let is_stated = report.health.verdict().findings.iter().any(|it| is_unrecorded(&it.kind) && it.count > 0);
+        // Processes that ended in the memory of others have no report of their own, but all others have.
+        let has_unrecorded = is_stated || report.health.lost.contains_key("memory_borrowed");
         let is_late = !truth.is_held && is_stated_late(report, &truth.origin, &entries);
-        let is_missed = !truth.is_held && has_unrecorded;
+        let is_missed = !truth.is_held && is_stated;
         let comparison =
             Comparison { number, plan, truth, entries, interval, has_lost, has_unrecorded, is_late, has_dropped };
         if comparison.entries.is_empty() && is_missed {

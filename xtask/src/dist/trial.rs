@@ -92,6 +92,10 @@ fn check_report(report: &Value) -> Result<()> {
     Ok(())
 }
 
+/// What is published: the agent, and what it is made of.
+const CRATES: [&str; 6] =
+    ["profiler-common", "heapbpf-base", "heapbpf-linux", "heapbpf-ledger", "heapbpf-report", "heapbpf"];
+
 /// `cargo install` with a registry in a folder, which has the crates of this repository as they would be published, and
 /// their dependencies. `CARGO_HOME` is new: what is not in that folder is missing.
 fn crates(checkout: &Checkout) -> Result<()> {
@@ -101,9 +105,10 @@ fn crates(checkout: &Checkout) -> Result<()> {
     let mut vendoring = checkout.command(command::cargo());
     command::output(vendoring.args(["vendor", "--locked", "--versioned-dirs"]).arg(&vendor))?;
     let mut package = checkout.command(command::cargo());
-    package.args(["package", "--package", "profiler-common", "--package", "heapbpf", "--no-verify", "--allow-dirty"]);
+    package.args(["package", "--no-verify", "--allow-dirty"]);
+    package.args(CRATES.iter().flat_map(|name| ["--package", name]));
     command::run(package.env("CARGO_TARGET_DIR", &packaged))?;
-    for name in ["profiler-common", "heapbpf"] {
+    for name in CRATES {
         let file = packaged.join("package").join(format!("{name}-{}.crate", checkout.version));
         unpack(&file, &vendor, &format!("{name}-{}", checkout.version))?;
     }

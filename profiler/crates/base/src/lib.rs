@@ -2,11 +2,11 @@
 //! the languages that have interpreters, and the printable form of names that a target chooses. No system calls.
 //!
 //! ```
-//! use heapbpf_base::shown;
+//! use heapbpf_base::shown::Shown;
 //! use heapbpf_base::units::parse_bytes;
 //!
 //! assert_eq!(parse_bytes("64KiB"), Some(65_536));
-//! assert_eq!(shown::text("a\u{1b}[2J"), "a\\x1b[2J");
+//! assert_eq!(Shown::of("a\u{1b}[2J").to_string(), "a\\u{1b}[2J");
 //! ```
 
 #![forbid(unsafe_code)]

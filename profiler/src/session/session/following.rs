@@ -327,7 +327,7 @@ impl Session {
         }
         // Drops before the fork may have been noted only now.
         self.note_drops();
-        self.resync.note_fork();
+        self.resync.note_child(forked.fork.time);
         let is_to_be_held = self.config.hold == Hold::Forks && self.config.grace().is_zero();
         let has_executed = || executable_identity(child).ok() != executable_identity(forked.fork.parent).ok();
         let is_left = (self.followed.is_some() || is_to_be_held)

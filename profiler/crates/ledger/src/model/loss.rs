@@ -120,14 +120,19 @@ impl Loss {
         let are_processes = matches!(self, Self::ForkMissed | Self::ExecMissed | Self::TargetsFull);
         self.is_of_others()
             || are_processes
-            || matches!(self, Self::MemoryShared | Self::MemoryBorrowed | Self::Unobserved | Self::NotInherited)
+            || matches!(self, Self::MemoryShared | Self::Unobserved | Self::NotInherited)
     }
 
     /// Counts processes or programs that the recorded ones do not lack.
     pub fn is_of_others(&self) -> bool {
         matches!(
             self,
-            Self::ProcessSkipped | Self::ProgramMissed | Self::ProgramLate | Self::Program32Bit | Self::Unmonitored
+            Self::ProcessSkipped
+                | Self::ProgramMissed
+                | Self::ProgramLate
+                | Self::Program32Bit
+                | Self::MemoryBorrowed
+                | Self::Unmonitored
         )
     }
 
