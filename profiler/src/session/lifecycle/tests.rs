@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use heapbpf_base::ids::LedgerId;
 use heapbpf_base::units::MonotonicNanos;
 
 use super::*;
@@ -203,4 +204,17 @@ fn children_that_share_memory_are_found_once() {
     assert_eq!(lifecycle.take_sharing(|_, _| true), []);
     assert_eq!(lifecycle.take_sharing(|_, _| true), [(Pid(6), Pid(2))]);
     assert_eq!((lifecycle.sharing_count(), lifecycle.borrowers.len()), (2, 1));
+}
+
+/// A pass that has thinned blocks of a process knows those of the program that ran when it began.
+#[test]
+fn the_oldest_ledger_of_replaced_programs_is_found() {
+    let mut lifecycle = Lifecycle::new();
+    for (pid, ledger) in [(1, 10), (2, 20), (1, 11)] {
+        let mut before = Box::new(Ledger::new(Pid(pid)));
+        before.record_as(LedgerId(ledger));
+        lifecycle.changes.push_back((Instant::now(), ProcessChange::Executed(exec(pid, 1), before)));
+    }
+    let found: Vec<_> = lifecycle.replaced().into_iter().map(|(pid, ledger)| (pid, ledger.id())).collect();
+    assert_eq!(found, [(Pid(1), Some(LedgerId(10))), (Pid(2), Some(LedgerId(20)))]);
 }
