@@ -304,8 +304,9 @@ impl Report {
         self.assert_nothing_lost_but(&["program_missed", "program_late"]);
     }
 
+    /// Fails unless nothing was dropped but for these reasons, and every hook is attached.
     #[track_caller]
-    fn assert_nothing_lost_but(&self, permitted: &[&str]) {
+    pub fn assert_nothing_lost_but(&self, permitted: &[&str]) {
         let is_lost = |reason: &str, count: u64| count > 0 && !permitted.contains(&reason);
         let lost: BTreeMap<_, _> = self.health.lost.iter().filter(|(reason, count)| is_lost(reason, **count)).collect();
         assert!(lost.is_empty(), "dropped: {lost:?}");

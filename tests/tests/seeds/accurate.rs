@@ -39,10 +39,12 @@ fn profile(arguments: &str, lines: &[&str]) -> (Report, u32) {
         let truth = target.work(line).sum();
         assert_eq!((truth.alloc_bytes * 25, truth.live_bytes * 8), (truth.free_bytes * 40, truth.alloc_bytes * 3));
     }
-    let _ = session.interrupt().expect_code(0);
+    let outcome = session.interrupt();
     target.assert_running();
     let report = heapbpf.report("out.json");
-    report.assert_complete();
+    report.assert_complete_but_for_programs();
+    // Of the two programs, the one that a vfork child executes may have run before its probes were attached.
+    let _ = outcome.expect_code(if report.health.verdict().complete { 0 } else { 3 });
     assert!(!report.process(target.pid()).exited, "it was disconnected");
     (report, target.pid())
 }

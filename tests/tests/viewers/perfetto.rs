@@ -146,7 +146,8 @@ fn the_layout_is_valid_for_the_importer() {
     let of_process = |counter: &&Value| counter["pid"] == fixture.pid;
     let counter = list(&trace["counters"]).iter().find(of_process).expect("it has a track");
     assert_eq!((&counter["name"], &counter["unit"]), (&"live bytes".into(), &3.into()));
-    assert_eq!(counter["description"], "heapbpf: every allocation; complete");
+    let statement = &fixture.report.health.verdict().statement;
+    assert_eq!(counter["description"], format!("heapbpf: every allocation; {statement}"));
     let values = list(&counter["values"]);
     assert!(values.len() > 3 && values.iter().map(|value| value[0].as_u64()).is_sorted(), "{} values", values.len());
 }
