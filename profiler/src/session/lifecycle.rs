@@ -77,6 +77,8 @@ pub(super) struct Lifecycle {
     /// Number of processes that have ended in the memory of a target, without an exec. [`sharing_count`](Self::sharing_count) does not
     /// include them.
     pub(super) borrowed_count: u64,
+    /// Processes of this count that ended recently, and when that was found: the record of an exec may still be unread.
+    ended_borrowers: BTreeMap<Pid, Instant>,
     /// Processes started since the last [`take_started`](Self::take_started). Their forks matter before they are
     /// targets.
     started: Vec<Pid>,
@@ -99,6 +101,8 @@ const HOOK_OFTEN: Duration = Duration::from_millis(50);
 
 /// Time in the memory of its parent after which a child is not expected to execute a program.
 const BORROWED_MAX: Duration = Duration::from_millis(30);
+/// Records are read within this time after a process has ended.
+const UNREAD_MAX: Duration = Duration::from_secs(1);
 
 /// A process without an allocator after this time has none.
 const UNHOOKED_MAX: Duration = Duration::from_secs(2);
@@ -111,6 +115,7 @@ impl Lifecycle {
             borrowers: BTreeMap::new(),
             sharing_count: 0,
             borrowed_count: 0,
+            ended_borrowers: BTreeMap::new(),
             started: Vec::new(),
             unhooked: BTreeMap::new(),
             unfollowed: Vec::new(),
@@ -140,6 +145,7 @@ impl Lifecycle {
         if self.vfork_children.remove(&fork.child).is_some() {
             self.end_borrower(fork.child);
         }
+        self.ended_borrowers.remove(&fork.child);
         // A vfork child runs in its parent's memory until it calls exec.
         if fork.shares_memory {
             self.vfork_children.insert(fork.child, self.parent_target(fork.parent, processes));
@@ -259,6 +265,8 @@ impl Lifecycle {
         // Supersedes earlier changes of the process: nothing of interest happens between fork and exec.
         let mut parent = self.vfork_children.remove(&exec.pid);
         self.borrowers.remove(&exec.pid);
+        // It had ended before the record of its exec was read.
+        self.borrowed_count -= u64::from(self.ended_borrowers.remove(&exec.pid).is_some());
         self.changes.retain(|(_, change)| match change {
             ProcessChange::Forked(forked) if forked.fork.child == exec.pid => {
                 parent = Some(ParentTarget { requested: forked.requested });
@@ -304,12 +312,16 @@ impl Lifecycle {
     pub(super) fn take_exited_vfork_children(&mut self, has_exited: impl Fn(Pid) -> bool) -> Vec<Pid> {
         let exited: Vec<Pid> = self.vfork_children.keys().copied().filter(|&pid| has_exited(pid)).collect();
         self.vfork_children.retain(|pid, _| !exited.contains(pid));
+        self.ended_borrowers.retain(|_, found| found.elapsed() < UNREAD_MAX);
         exited.iter().for_each(|&pid| self.end_borrower(pid));
         exited
     }
 
     fn end_borrower(&mut self, pid: Pid) {
-        self.borrowed_count += u64::from(self.borrowers.remove(&pid).is_some());
+        if self.borrowers.remove(&pid).is_some() {
+            self.borrowed_count += 1;
+            self.ended_borrowers.insert(pid, Instant::now());
+        }
     }
 
     /// Takes the children that share the memory of their parents, with their parents. `is_sharing` returns whether a

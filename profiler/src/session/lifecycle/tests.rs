@@ -156,11 +156,14 @@ fn processes_that_end_in_the_memory_of_others_are_counted_once() {
     lifecycle.executed(exec(2, 1), &mut processes, Duration::ZERO);
     assert_eq!(lifecycle.take_exited_vfork_children(|pid| pid == Pid(3)), [Pid(3)]);
     assert_eq!(lifecycle.borrowed_count, 1);
+    // Its exec is read after its end was found.
+    lifecycle.executed(exec(3, 1), &mut processes, Duration::ZERO);
+    assert_eq!(lifecycle.borrowed_count, 0);
     // The number is another process's now, which shares no memory.
     lifecycle.forked(fork(4, false), &mut processes, &config);
     assert_eq!(lifecycle.take_exited_vfork_children(|_| true), [Pid(5)]);
     assert_eq!(lifecycle.take_exited_vfork_children(|_| true), []);
-    assert_eq!(lifecycle.borrowed_count, 3);
+    assert_eq!(lifecycle.borrowed_count, 2);
 }
 
 #[test]
