@@ -19,19 +19,7 @@ const SELECTIONS: [&[&str]; 3] = [
     &["--cargo-profile", "dev", "--workspace", "--test", "it", "--test", "internals", "--test", "unwind"],
 ];
 /// Examples in documentation, which nextest does not run.
-const EXAMPLES: [&str; 11] = [
-    "test",
-    "--locked",
-    "--doc",
-    "--package",
-    "heapbpf-base",
-    "--package",
-    "heapbpf-linux",
-    "--package",
-    "heapbpf-ledger",
-    "--package",
-    "heapbpf-report",
-];
+const EXAMPLES: [&str; 4] = ["test", "--locked", "--doc", "--workspace"];
 const BUILD: [&str; 11] =
     ["build", "--locked", "--workspace", "--bin", "heapbpf", "--test", "it", "--test", "internals", "--test", "unwind"];
 /// nextest's exit code when no test is selected (`NextestExitCode::NO_TESTS_RUN`, nextest-metadata 0.13).
