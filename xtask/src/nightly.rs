@@ -71,7 +71,7 @@ enum Suite {
     OldestKernel,
     /// The newest kernel, which preempts everywhere.
     NewestKernel,
-    /// Committed objects and pages, built anew.
+    /// Committed objects and pages, built anew, and examples in documentation, for which libraries are compiled once more.
     Objects,
     /// Licences, sources and duplicates of libraries.
     Deny,
@@ -101,7 +101,11 @@ impl Suite {
             }
             Self::OldestKernel => all(&["xtask vm --kernel 5.10"]),
             Self::NewestKernel => all(&["xtask vm --kernel 7 --preempt full"]),
-            Self::Objects => all(&["xtask build-ebpf --install --check", "xtask build-page --check"]),
+            Self::Objects => all(&[
+                "xtask build-ebpf --install --check",
+                "xtask build-page --check",
+                "test --locked --doc --workspace",
+            ]),
             Self::Deny => all(&[
                 "deny check bans licenses sources",
                 "deny --manifest-path profiler-ebpf/Cargo.toml --config deny.toml check bans licenses sources",

@@ -18,8 +18,6 @@ const SELECTIONS: [&[&str]; 3] = [
     // What they start is optimized, and built by `BUILD`.
     &["--cargo-profile", "dev", "--workspace", "--test", "it", "--test", "internals", "--test", "unwind"],
 ];
-/// Examples in documentation, which nextest does not run.
-const EXAMPLES: [&str; 4] = ["test", "--locked", "--doc", "--workspace"];
 const BUILD: [&str; 11] =
     ["build", "--locked", "--workspace", "--bin", "heapbpf", "--test", "it", "--test", "internals", "--test", "unwind"];
 /// nextest's exit code when no test is selected (`NextestExitCode::NO_TESTS_RUN`, nextest-metadata 0.13).
@@ -97,10 +95,6 @@ pub(crate) fn run_with(arguments: &[impl AsRef<OsStr>]) -> Result<()> {
     if !ran_tests.contains(&true) {
         let words: Vec<_> = arguments.iter().map(|word| word.as_ref().to_string_lossy()).collect();
         bail!("no test has been run: none is selected by `{}`", words.join(" "));
-    }
-    // A filter leaves out a selection as a rule.
-    if ran_tests.iter().all(|ran| *ran) {
-        command::run(repository.cargo().args(EXAMPLES))?;
     }
     Ok(())
 }
