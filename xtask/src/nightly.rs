@@ -71,7 +71,7 @@ enum Suite {
     OldestKernel,
     /// The newest kernel, which preempts everywhere.
     NewestKernel,
-    /// Committed objects and pages, built anew, and examples in documentation, for which libraries are compiled once more.
+    /// Committed objects and pages, built anew, a program for arm64, and examples in documentation.
     Objects,
     /// Licences, sources and duplicates of libraries.
     Deny,
@@ -105,6 +105,7 @@ impl Suite {
                 "xtask build-ebpf --install --check",
                 "xtask build-page --check",
                 "test --locked --doc --workspace",
+                "xtask build --target aarch64-unknown-linux-gnu",
             ]),
             Self::Deny => all(&[
                 "deny check bans licenses sources",

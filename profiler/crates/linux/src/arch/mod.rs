@@ -17,9 +17,11 @@ pub use aarch64::*;
 /// The part of the aarch64 code without assembly and system calls, tested on every CPU.
 #[cfg(all(test, not(target_arch = "aarch64")))]
 #[path = "aarch64/registers.rs"]
+#[expect(unreachable_pub, reason = "what is public on that processor is private to tests here")]
 mod aarch64_registers;
 #[cfg(all(test, not(target_arch = "aarch64")))]
 #[path = "aarch64/threads.rs"]
+#[expect(unreachable_pub, reason = "what is public on that processor is private to tests here")]
 mod aarch64_threads;
 
 #[cfg(not(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little"))))]

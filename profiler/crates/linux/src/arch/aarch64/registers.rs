@@ -2,14 +2,14 @@
 //! CPU.
 
 /// Machine code of `mov x8, #139` (`rt_sigreturn`), `svc #0`: the end of each signal handler, in the vDSO and in musl.
-pub(crate) const RETURN_FROM_SIGNAL: [u8; 8] = [0x68, 0x11, 0x80, 0xd2, 0x01, 0x00, 0x00, 0xd4];
+pub const RETURN_FROM_SIGNAL: [u8; 8] = [0x68, 0x11, 0x80, 0xd2, 0x01, 0x00, 0x00, 0xd4];
 
-pub(crate) const SYSCALL_INSTRUCTION: [u8; 4] = [0x01, 0x00, 0x00, 0xd4];
+pub const SYSCALL_INSTRUCTION: [u8; 4] = [0x01, 0x00, 0x00, 0xd4];
 
 /// Registers of a stopped thread, in the order of their sets ([`REGISTER_SETS`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub(crate) struct Registers {
+pub struct Registers {
     /// General registers; the fields up to `pstate` are `struct user_pt_regs` (arch/arm64/include/uapi/asm/ptrace.h).
     x: [u64; 31],
     sp: u64,
@@ -32,14 +32,14 @@ struct Interrupted {
 }
 
 /// Kinds of the register sets, and their sizes in bytes: general registers, `NT_ARM_TLS`, `NT_ARM_SYSTEM_CALL`.
-pub(crate) const REGISTER_SETS: [(i32, usize); 3] = [(1, 34 * 8), (0x401, 8), (NT_ARM_SYSTEM_CALL, 4)];
+pub const REGISTER_SETS: [(i32, usize); 3] = [(1, 34 * 8), (0x401, 8), (NT_ARM_SYSTEM_CALL, 4)];
 const NT_ARM_SYSTEM_CALL: i32 = 0x404;
 
 const _: () = assert!(std::mem::offset_of!(Registers, thread_pointer) == REGISTER_SETS[0].1);
 const _: () = assert!(std::mem::offset_of!(Registers, syscall) == REGISTER_SETS[0].1 + REGISTER_SETS[1].1);
 
 /// Index of x29 in [`Registers::general`].
-pub(crate) const FRAME_POINTER_INDEX: usize = 29;
+pub const FRAME_POINTER_INDEX: usize = 29;
 
 /// Indexes of the registers with the result, the number of a system call, and the return address.
 const RESULT: usize = 0;
@@ -91,26 +91,26 @@ impl Registers {
     }
 
     /// All registers that may contain pointers.
-    pub(crate) fn general(&self) -> [u64; 32] {
+    pub fn general(&self) -> [u64; 32] {
         let mut all = [self.sp; 32];
         all[..31].copy_from_slice(&self.x);
         all
     }
 
-    pub(crate) fn instruction(&self) -> u64 {
+    pub fn instruction(&self) -> u64 {
         self.pc
     }
 
-    pub(crate) fn stack_pointer(&self) -> u64 {
+    pub fn stack_pointer(&self) -> u64 {
         self.sp
     }
 
-    pub(crate) fn thread_pointer(&self) -> u64 {
+    pub fn thread_pointer(&self) -> u64 {
         self.thread_pointer
     }
 
     /// Number of the system call that the thread is in; `None` also if the stop has interrupted it.
-    pub(crate) fn syscall(&self) -> Option<i64> {
+    pub fn syscall(&self) -> Option<i64> {
         Some(i64::from(self.syscall)).filter(|&number| number >= 0)
     }
 
@@ -125,17 +125,17 @@ impl Registers {
     }
 
     /// Adds the first argument of the interrupted system call, which restoring the registers has to preserve in the kernel.
-    pub(crate) fn with_first_argument(mut self, first_argument: u64) -> Self {
+    pub fn with_first_argument(mut self, first_argument: u64) -> Self {
         self.interrupted = Some(Interrupted { first_argument, number: self.x[NUMBER] });
         self
     }
 
-    pub(crate) fn first_argument(&self) -> Option<u64> {
+    pub fn first_argument(&self) -> Option<u64> {
         self.interrupted.map(|call| call.first_argument)
     }
 
     /// Registers of a stop at the exit of a system call that was interrupted `before`, with the register that the stop hides.
-    pub(crate) fn at_exit(mut self, before: &Self, first_argument: u64) -> Self {
+    pub fn at_exit(mut self, before: &Self, first_argument: u64) -> Self {
         self.x[HIDDEN] = before.x[HIDDEN];
         self.interrupted = Some(Interrupted { first_argument, number: before.x[NUMBER] });
         self
@@ -150,7 +150,7 @@ impl Registers {
     }
 
     /// Registers for making this system call by the instruction at `instruction`. Keeps stack and thread pointer.
-    pub(crate) fn for_syscall(&self, instruction: u64, number: i64, arguments: [u64; 6]) -> Self {
+    pub fn for_syscall(&self, instruction: u64, number: i64, arguments: [u64; 6]) -> Self {
         let mut new = Self { sp: self.sp, pc: instruction, pstate: self.pstate & !NOT_KEPT, ..Self::default() };
         (new.thread_pointer, new.syscall) = (self.thread_pointer, self.syscall);
         new.x[..6].copy_from_slice(&arguments);
@@ -161,7 +161,7 @@ impl Registers {
     }
 
     /// Registers for returning to `restorer`, with a [signal frame](Self::signal_frame) at `address`.
-    pub(crate) fn with_way_back(mut self, address: u64, restorer: u64) -> Self {
+    pub fn with_way_back(mut self, address: u64, restorer: u64) -> Self {
         self.sp = address;
         self.x[RETURN] = restorer;
         self
@@ -178,20 +178,14 @@ impl Registers {
     }
 
     /// Registers to restore at a stop that has not interrupted the same system call.
-    pub(crate) fn at_other_stop(&self) -> Self {
+    pub fn at_other_stop(&self) -> Self {
         self.continued()
     }
 
     /// A frame as the kernel writes it for a signal handler (`struct rt_sigframe` in arch/arm64/kernel/signal.c): `rt_sigreturn`
     /// with the stack pointer there restores these registers, the signal mask, and `extended`. `None` if the registers are not of a
     /// known form, or take more space than the frame has.
-    pub(crate) fn signal_frame(
-        &self,
-        _address: u64,
-        _restorer: u64,
-        blocked: u64,
-        extended: &[u64],
-    ) -> Option<Vec<u64>> {
+    pub fn signal_frame(&self, _address: u64, _restorer: u64, blocked: u64, extended: &[u64]) -> Option<Vec<u64>> {
         /// Invalid stack, which the kernel ignores, so that the alternate stack stays as it is (`restore_altstack` in
         /// kernel/signal.c).
         const INVALID_STACK: u64 = 0x7fff_ffff;
@@ -211,7 +205,7 @@ impl Registers {
 }
 
 /// Alignment of a signal frame: that of a stack.
-pub(crate) const FRAME_ALIGNMENT: u64 = 16;
+pub const FRAME_ALIGNMENT: u64 = 16;
 
 /// Number of words before the records of `struct sigcontext`, and maximum number of words of the records.
 const RECORDS: usize = 74;
@@ -228,7 +222,7 @@ const SVE_MAGIC: u64 = 0x5356_4501;
 const SVE_HEADER_WORDS: usize = 2;
 
 /// Whether the set `NT_ARM_SVE` has registers of the Scalable Vector Extension (`SVE_PT_REGS_SVE`): whether the thread uses them.
-pub(crate) fn uses_sve(set: &[u64]) -> bool {
+pub fn uses_sve(set: &[u64]) -> bool {
     // The set of floating-point registers, which has no header, is shorter than one with scalable registers.
     set.len() > FPSIMD_WORDS && set[1] >> 32 & 1 != 0
 }

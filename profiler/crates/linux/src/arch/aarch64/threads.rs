@@ -4,33 +4,33 @@
 use std::ops::Range;
 
 /// Offsets in glibc's `struct pthread`, the same in all versions: they follow a header of 24 words (nptl/descr.h).
-pub(crate) const PTHREAD_LIST_OFFSET: u64 = 0xc0;
-pub(crate) const PTHREAD_TID_OFFSET: u64 = 0xd0;
+pub const PTHREAD_LIST_OFFSET: u64 = 0xc0;
+pub const PTHREAD_TID_OFFSET: u64 = 0xd0;
 
 /// Offset in `struct pthread` of two adjacent words that are the address of the second one, while the thread holds no robust
 /// mutex (`robust_prev`, `robust_head.list`). The offset is that of their line; the other constants are the line's size, both
 /// words' numbers in it, and their common value.
-pub(crate) const MARK_OFFSET: u64 = 0xd0;
-pub(crate) const MARK_LINE_WORDS: usize = 2;
-pub(crate) const MARK_WORDS: [usize; 2] = [1, 2];
-pub(crate) const MARK_TARGET: u64 = 16;
+pub const MARK_OFFSET: u64 = 0xd0;
+pub const MARK_LINE_WORDS: usize = 2;
+pub const MARK_WORDS: [usize; 2] = [1, 2];
+pub const MARK_TARGET: u64 = 16;
 
 /// Maximum size of a control block and the thread-local storage that follows it on the stack.
-pub(crate) const CONTROL_BLOCK_TOP_BYTES_MAX: u64 = 1 << 20;
+pub const CONTROL_BLOCK_TOP_BYTES_MAX: u64 = 1 << 20;
 
 /// Sizes of control blocks: glibc's have 1792 bytes (2.31) to 1856 (2.36), musl's have about 200.
 const BLOCK_BYTES_MIN: u64 = 128;
 const BLOCK_BYTES_MAX: u64 = 4096;
 
 /// Finds the control block of a running thread. Only that of musl has a pointer to itself, and both are in a circular list.
-pub(crate) fn control_block(thread_pointer: u64, word: &dyn Fn(u64) -> Option<u64>) -> Option<u64> {
+pub fn control_block(thread_pointer: u64, word: &dyn Fn(u64) -> Option<u64>) -> Option<u64> {
     let starts =
         (BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).step_by(8).map_while(|distance| thread_pointer.checked_sub(distance));
     starts.take_while(|&start| word(start).is_some()).find(|&start| is_control_block(start, word))
 }
 
 /// Whether a running thread has its control block at this address.
-pub(crate) fn is_control_block(start: u64, word: &dyn Fn(u64) -> Option<u64>) -> bool {
+pub fn is_control_block(start: u64, word: &dyn Fn(u64) -> Option<u64>) -> bool {
     is_of_musl(start, word).or_else(|| is_of_glibc(start, word)).is_some()
 }
 
@@ -51,7 +51,7 @@ fn is_of_musl(start: u64, word: &dyn Fn(u64) -> Option<u64>) -> Option<()> {
 
 /// Range of an exited thread's control block that is used later: the pointer to the DTV, which the next thread on the stack
 /// reuses, and before it the return value, until the thread is joined or detached. `distance` is that of the thread pointer.
-pub(crate) fn kept_of_ended(block: u64, distance: Option<u64>, is_released: bool) -> Range<u64> {
+pub fn kept_of_ended(block: u64, distance: Option<u64>, is_released: bool) -> Range<u64> {
     match distance.and_then(|distance| block.checked_add(distance)) {
         Some(pointer) => (if is_released { pointer } else { block })..pointer.saturating_add(8),
         None => block..u64::MAX,
@@ -60,13 +60,13 @@ pub(crate) fn kept_of_ended(block: u64, distance: Option<u64>, is_released: bool
 
 /// The part of a thread's static thread-local storage that is nearest to its control block. The storage follows two words at the
 /// thread pointer.
-pub(crate) fn storage(thread_pointer: u64, size_bytes: u64) -> Range<u64> {
+pub fn storage(thread_pointer: u64, size_bytes: u64) -> Range<u64> {
     let start = thread_pointer.saturating_add(16);
     start..start.saturating_add(size_bytes)
 }
 
 /// Address of a word of the static thread-local storage; the nearest word is 1.
-pub(crate) fn storage_word(thread_pointer: u64, nth: u64) -> Option<u64> {
+pub fn storage_word(thread_pointer: u64, nth: u64) -> Option<u64> {
     thread_pointer.checked_add(nth.checked_add(1)?.checked_mul(8)?)
 }
 
