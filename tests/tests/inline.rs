@@ -43,7 +43,7 @@ fn finish(heapbpf: &Heapbpf, session: Session, target: &mut Target) -> Report {
     finish_but_for(&[], heapbpf, session, target)
 }
 
-/// The same of a session that may have dropped events for these reasons.
+/// Ends a session, which may have dropped events for these reasons alone, and returns its report.
 #[track_caller]
 fn finish_but_for(permitted: &[&str], heapbpf: &Heapbpf, session: Session, target: &mut Target) -> Report {
     let outcome = session.interrupt().expect_counted();

@@ -77,7 +77,7 @@ pub(super) struct Lifecycle {
     /// Number of processes that have ended in the memory of a target, without an exec. [`sharing_count`](Self::sharing_count) does not
     /// include them.
     pub(super) borrowed_count: u64,
-    /// Processes of this count that ended recently, and when that was found: the record of an exec may still be unread.
+    /// Processes that ended recently in the memory of a target, and when that was found: the record of an exec may still be unread.
     ended_borrowers: BTreeMap<Pid, Instant>,
     /// Processes started since the last [`take_started`](Self::take_started). Their forks matter before they are
     /// targets.

@@ -251,7 +251,7 @@ impl ProcessTable {
         self.running.values_mut().for_each(|target| recorder.correct(&mut target.ledger));
     }
 
-    /// The same of a ledger that belongs to no running target.
+    /// Records the corrections by resync of a ledger that belongs to no running target. Must precede the next event.
     pub(super) fn record_corrections_of(&mut self, ledger: &mut Ledger) {
         if let Some(recorder) = &mut self.recorder {
             recorder.correct(ledger);

@@ -105,7 +105,7 @@ fn look(process: Identity) -> Option<(Rights, Option<RootId>, bool)> {
     }
 }
 
-/// The same for a process whose first thread has exited: others may go on.
+/// Rights and root directory of a process whose first thread has exited, by another thread, and whether all have exited.
 fn look_at_threads(process: Identity) -> Option<(Rights, Option<RootId>, bool)> {
     let rights = Rights::of(process.pid)?;
     let root = known::at(&entry_path(process.pid, "root")).ok().map(RootId::from);
