@@ -84,6 +84,8 @@ counters! {
     UntrackedBytes = 27, "untracked_bytes";
     /// The same in blocks.
     UntrackedBlocks = 28, "untracked_blocks";
+    /// Mappings where targets had code that could not be reported to the agent: names of code at their addresses may be wrong.
+    MappingMissed = 29, "mapping_missed";
 }
 
 impl Counter {
@@ -103,6 +105,7 @@ impl Counter {
                 | Self::ForkMissed
                 | Self::ExecMissed
                 | Self::TargetsFull
+                | Self::MappingMissed
         )
     }
 

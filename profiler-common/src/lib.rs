@@ -13,6 +13,7 @@ pub mod interpreter;
 pub mod interval;
 pub mod limits;
 pub mod live;
+pub mod mapped;
 pub mod php;
 #[cfg(feature = "user")]
 mod pod;

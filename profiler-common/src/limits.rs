@@ -70,6 +70,9 @@ pub const PROCESS_MAPPINGS_MAX: usize = 1 << 15;
 
 pub const PROCESSES_MAX: u32 = 16_384;
 
+/// Files whose unwind tables the kernel side finds by itself when they are mapped again.
+pub const CODE_FILES_MAX: u32 = 16_384;
+
 /// Processes that are targets at once, including forks that the agent has not processed yet.
 pub const TARGETS_MAX: u32 = 16_384;
 

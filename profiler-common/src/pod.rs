@@ -5,6 +5,7 @@
 use crate::hotspot::Hotspot;
 use crate::interpreter::Interpreter;
 use crate::live::{LiveBlock, LiveKey};
+use crate::mapped::{CodeFile, FileKey, MappingState};
 use crate::php::Php;
 use crate::ruby::Ruby;
 use crate::sampling::SamplingRate;
@@ -27,6 +28,12 @@ unsafe impl aya::Pod for Rule {}
 unsafe impl aya::Pod for ProcessMapping {}
 // SAFETY: as above.
 unsafe impl aya::Pod for ProcessMappings {}
+// SAFETY: as above.
+unsafe impl aya::Pod for FileKey {}
+// SAFETY: as above.
+unsafe impl aya::Pod for CodeFile {}
+// SAFETY: as above.
+unsafe impl aya::Pod for MappingState {}
 // SAFETY: as above.
 unsafe impl aya::Pod for Hotspot {}
 // SAFETY: as above.

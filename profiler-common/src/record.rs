@@ -7,6 +7,7 @@
 
 use crate::limits::PAGE_BYTES;
 use crate::live::LiveBlock;
+use crate::mapped::FileKey;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -44,6 +45,9 @@ pub enum RecordKind {
     RubyCode = 13,
     /// A function of PHP that a stack contains: a [`PhpCodeRecord`](crate::php::PhpCodeRecord).
     PhpCode = 14,
+    /// A target has mapped something else where it had code: [`MappedRecord`]. Written before new code can run there, and so before
+    /// the stacks through it.
+    Mapped = 15,
 }
 
 impl RecordKind {
@@ -64,6 +68,7 @@ impl RecordKind {
             12 => Self::CodePlace,
             13 => Self::RubyCode,
             14 => Self::PhpCode,
+            15 => Self::Mapped,
             _ => return None,
         })
     }
@@ -240,6 +245,26 @@ pub struct RemapRecord {
     pub reserved: u8,
 }
 
+/// A mapping that a process is about to make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct MappedRecord {
+    /// Kind `Mapped`.
+    pub header: RecordHeader,
+    pub start: u64,
+    /// Exclusive.
+    pub end: u64,
+    /// Offset in the file of the first byte.
+    pub offset: u64,
+    /// The file; all 0 for memory without a file, and if it is not known.
+    pub file: FileKey,
+    /// Number of changes of the process's mappings, this one included.
+    pub changes: u32,
+    /// 1 if the rows of the process have this mapping with its table, so that the agent has nothing to do for unwinding.
+    pub is_corrected: u32,
+}
+
+const _: () = assert!(size_of::<MappedRecord>() == 56);
 const _: () = assert!(size_of::<ForkRecord>() == 24);
 const _: () = assert!(size_of::<ExecRecord>() == 24);
 const _: () = assert!(size_of::<RemapRecord>() == 72);

@@ -12,6 +12,8 @@
 //! Every page with code begins with a row at its first byte, so that a search never leaves the page, and every gap between
 //! functions has its own row ([`Rule::GAP`]), so that a rule never extends beyond its function.
 
+use crate::mapped::GENERATED;
+
 /// Bits of an address that are its offset in a page.
 pub const PAGE_BITS: u32 = 16;
 
@@ -70,6 +72,8 @@ impl TableRef {
     pub const NONE: Self = Self { start: 0, page_first: 0, page_count: 0 };
     /// No table, but code with frame pointers, as most code generated at run time.
     pub const FRAME_POINTER: Self = Self { start: 0, page_first: 1, page_count: 0 };
+    /// Other code than what was registered has been mapped: what it is, the agent has not read yet.
+    pub const CHANGED: Self = Self { start: 0, page_first: 2, page_count: 0 };
 
     /// Whether there are rows to search.
     pub const fn is_table(&self) -> bool {
@@ -80,6 +84,11 @@ impl TableRef {
     pub const fn is_frame_pointer(&self) -> bool {
         self.page_count == 0 && self.page_first == 1
     }
+
+    #[inline(always)]
+    pub const fn is_changed(&self) -> bool {
+        self.page_count == 0 && self.page_first == 2
+    }
 }
 
 /// An executable mapping of a process. Those of one process are adjacent, by rising address, without overlaps.
@@ -89,11 +98,13 @@ pub struct ProcessMapping {
     pub start: u64,
     pub end: u64,
     pub table: TableRef,
+    /// Of the code: see [`FileKey::identity`](crate::mapped::FileKey::identity).
+    pub identity: u64,
 }
 
 impl ProcessMapping {
     /// Contains no address.
-    pub const NONE: Self = Self { start: 0, end: 0, table: TableRef::NONE };
+    pub const NONE: Self = Self { start: 0, end: 0, table: TableRef::NONE, identity: GENERATED };
 
     #[inline(always)]
     pub const fn contains(&self, address: u64) -> bool {
@@ -119,18 +130,20 @@ pub struct ProcessMappings {
     pub interpreter: u32,
     /// Number of its virtual machine, as above: programs have both.
     pub machine: u32,
+    /// Number of the process's changes that the rows have, as of [`MappingState`](crate::mapped::MappingState).
+    pub changes: u32,
 }
 
 impl ProcessMappings {
     /// Of a process that is not registered.
-    pub const NONE: Self = Self { first: 0, count: 0, serial: 0, copies: 0, interpreter: 0, machine: 0 };
+    pub const NONE: Self = Self { first: 0, count: 0, serial: 0, copies: 0, interpreter: 0, machine: 0, changes: 0 };
 
     /// Of a program that has just been executed: its stacks are copied until the agent has read its mappings.
     pub const UNREAD: Self = Self { copies: COPIES_MAX, ..Self::NONE };
 }
 
-const _: () = assert!(size_of::<ProcessMapping>() == 32 && align_of::<ProcessMapping>() == 8);
-const _: () = assert!(size_of::<ProcessMappings>() == 24);
+const _: () = assert!(size_of::<ProcessMapping>() == 40 && align_of::<ProcessMapping>() == 8);
+const _: () = assert!(size_of::<ProcessMappings>() == 28);
 const _: () = assert!(size_of::<UnwindRow>() == 4 && align_of::<UnwindRow>() == 2);
 const _: () = assert!(size_of::<RowCell>() == 8);
 const _: () = assert!(size_of::<PageRows>() == 8 && align_of::<PageRows>() == 4);

@@ -63,6 +63,17 @@ globals! {
     MM_TASK_SIZE_OFFSET: u32, mm_task_size_offset -> u64 = |value| value as u64;
     /// Byte offset of `rlim` in `struct signal_struct`.
     SIGNAL_LIMITS_OFFSET: u32, signal_limits_offset -> u64 = |value| value as u64;
+    /// Byte offsets of what leads from a task to the file that it maps: in `struct vm_unmapped_area_info`, `struct task_struct`,
+    /// `struct files_struct`, `struct fdtable`, `struct file`, `struct inode` and `struct super_block`. Meaningless unless mappings are
+    /// watched.
+    AREA_LENGTH_OFFSET: u32, area_length_offset -> u64 = |value| value as u64;
+    TASK_FILES_OFFSET: u32, task_files_offset -> u64 = |value| value as u64;
+    FILES_TABLE_OFFSET: u32, files_table_offset -> u64 = |value| value as u64;
+    TABLE_DESCRIPTORS_OFFSET: u32, table_descriptors_offset -> u64 = |value| value as u64;
+    FILE_INODE_OFFSET: u32, file_inode_offset -> u64 = |value| value as u64;
+    INODE_NUMBER_OFFSET: u32, inode_number_offset -> u64 = |value| value as u64;
+    INODE_SUPER_OFFSET: u32, inode_super_offset -> u64 = |value| value as u64;
+    SUPER_DEVICE_OFFSET: u32, super_device_offset -> u64 = |value| value as u64;
     /// 1 if links carry cookies (Linux 5.15).
     COOKIES: u32, cookies -> bool = |value| value != 0;
     /// 1 if atomic instructions may return the previous value (Linux 5.12). If 0, the agent has replaced those instructions.

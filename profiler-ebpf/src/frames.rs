@@ -4,7 +4,7 @@ use profiler_common::limits::STACK_FRAMES_MAX;
 use profiler_common::stack::StackHasher;
 
 use crate::asm::masked;
-use crate::layout::Scratch;
+use crate::layout::{Scratch, Walk};
 
 /// Adds a frame to the stack of a claimed area.
 #[inline(always)]
@@ -15,6 +15,14 @@ pub(crate) fn add(scratch: *mut Scratch, frame: u64) {
     walk.depth += 1;
     let mut hasher = StackHasher::resume(walk.hash);
     hasher.add(frame);
+    walk.hash = hasher.state();
+}
+
+/// Makes the stack's id depend on a word that is no frame.
+#[inline(always)]
+pub(crate) fn distinguish(walk: &mut Walk, word: u64) {
+    let mut hasher = StackHasher::resume(walk.hash);
+    hasher.add(word);
     walk.hash = hasher.state();
 }
 

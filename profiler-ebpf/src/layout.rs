@@ -7,6 +7,7 @@ use profiler_common::hotspot::BLOB_WORDS;
 use profiler_common::interpreter::{AddressRange, CODE_WORDS, CodePlace, FRAME_WORDS};
 use profiler_common::limits::{INFLIGHT_WAYS, PAGE_BYTES, RAW_STACK_PAGES_MAX, STACK_FRAMES_MAX};
 use profiler_common::live::LiveBlock;
+use profiler_common::mapped::CodeRange;
 use profiler_common::php;
 use profiler_common::record::{RawStackHeader, StackHeader};
 use profiler_common::step::Registers;
@@ -88,6 +89,13 @@ pub(crate) struct Walk {
     pub(crate) mapping_first: u32,
     pub(crate) mapping_count: u32,
     pub(crate) mapping_serial: u32,
+    /// Number of changes of the process's mappings; 0 if there were none.
+    pub(crate) mapping_changes: u32,
+    pub(crate) reserved: u32,
+    /// Where code has replaced other code.
+    pub(crate) reused: CodeRange,
+    /// Where the rows may be those of code that is not there any more.
+    pub(crate) unknown: CodeRange,
     /// 1 if `ip` is a return address.
     pub(crate) is_return_address: u32,
     /// Hash of the frames so far.

@@ -30,6 +30,7 @@ mod layout;
 mod limits;
 mod live;
 mod machine;
+mod mapped;
 mod maps;
 mod php;
 mod private_stack;
@@ -140,7 +141,8 @@ macro_rules! copies {
     };
 }
 
-// The raw tracepoints `sched_process_exec` and `sched_process_exit`.
+// The raw tracepoints `vm_unmapped_area`, `sched_process_exec` and `sched_process_exit`.
+copies!(mapped::mapped: area_mapped_0 0; area_mapped_1 1;);
 copies!(process::executed: process_exec_0 0; process_exec_1 1; process_exec_2 2; process_exec_3 3;);
 copies!(process::exited: process_exit_0 0; process_exit_1 1;);
 

@@ -21,8 +21,8 @@ use profiler_common::record::{ExecRecord, ForkRecord, RecordHeader, RecordKind};
 use profiler_common::target::{BORROWS_MEMORY, FOLLOWS_FORKS, REPORTS_FREES};
 use profiler_common::unwind::ProcessMappings;
 
-use crate::maps::{EXECS, PROCESSES, TARGETS, count};
-use crate::{config, emit, inflight};
+use crate::maps::{EXECS, MAPPING_STATES, PROCESSES, TARGETS, count};
+use crate::{config, emit, inflight, mapped};
 
 /// The arguments of a raw tracepoint: words, in the order of its prototype.
 pub(crate) struct Arguments(*const u64);
@@ -34,14 +34,14 @@ impl Arguments {
     }
 
     #[inline(always)]
-    fn first(&self) -> u64 {
-        // SAFETY: all three tracepoints have an argument; the verifier checks the access.
+    pub(crate) fn first(&self) -> u64 {
+        // SAFETY: all of them have an argument; the verifier checks the access.
         unsafe { *self.0 }
     }
 
     #[inline(always)]
-    fn second(&self) -> u64 {
-        // SAFETY: as above; only called for execs, which have three.
+    pub(crate) fn second(&self) -> u64 {
+        // SAFETY: as above; only called for tracepoints that have two or more.
         unsafe { *self.0.add(1) }
     }
 }
@@ -117,7 +117,9 @@ fn follow(tgid: u32, flags: u32, child: u32, shares_memory: bool) {
     // call on. One that shares the memory calls exec soon. If the map is full, its stacks end with `MissingModule`.
     if !shares_memory && let Some(mappings) = PROCESSES.get_ptr(&tgid) {
         // SAFETY: the pointer comes from a successful lookup.
-        let _ = PROCESSES.insert(&child, unsafe { &*mappings }, u64::from(BPF_ANY));
+        let mappings = unsafe { &*mappings };
+        mapped::share(tgid, child, mappings.serial);
+        let _ = PROCESSES.insert(&child, mappings, u64::from(BPF_ANY));
     }
     let sent = emit::urgent(ForkRecord {
         header: RecordHeader::new(RecordKind::Fork, tgid),
@@ -130,6 +132,7 @@ fn follow(tgid: u32, flags: u32, child: u32, shares_memory: bool) {
         // The agent would never remove a process that it does not know, and process ids are reused.
         let _ = TARGETS.remove(&child);
         let _ = PROCESSES.remove(&child);
+        let _ = MAPPING_STATES.remove(&child);
     }
 }
 
@@ -155,6 +158,7 @@ pub(crate) fn executed(arguments: &Arguments, copy: u32) {
     }
     // The agent may read the new program's mappings long after its first calls.
     let _ = PROCESSES.insert(&tgid, &ProcessMappings::UNREAD, u64::from(BPF_EXIST));
+    let _ = MAPPING_STATES.remove(&tgid);
     let header = RecordHeader::new(RecordKind::Exec, tgid);
     let record = ExecRecord { header, time_ns: emit::now_ns(), tid, reserved: 0 };
     if !emit::urgent(record) {
@@ -194,6 +198,7 @@ pub(crate) fn exited(arguments: &Arguments, _copy: u32) {
     if is_known && Task(arguments.first()).is_last() {
         let _ = TARGETS.remove(&tgid);
         let _ = PROCESSES.remove(&tgid);
+        let _ = MAPPING_STATES.remove(&tgid);
         let _ = EXECS.remove(&tgid);
     }
 }

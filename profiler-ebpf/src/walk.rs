@@ -15,7 +15,7 @@ use profiler_common::unwind::{
 };
 
 use crate::layout::{Scratch, Walk};
-use crate::maps::{MAPPINGS, PAGES, PROCESSES, ROWS, RULE_CACHE, RULES, SCRATCH};
+use crate::maps::{MAPPING_STATES, MAPPINGS, PAGES, PROCESSES, ROWS, RULE_CACHE, RULES, SCRATCH};
 use crate::window::Window;
 use crate::{config, frames, hotspot, interpreter, machine, php, v8};
 
@@ -70,6 +70,7 @@ fn start(
         walk.mapping_first = mappings.first;
         walk.mapping_count = mappings.count;
         walk.mapping_serial = mappings.serial;
+        start_mappings(walk, tgid, &mappings);
         interpreter::start(&mut walk.interpreter, mappings.interpreter);
         machine::start(&mut walk.machine, mappings.machine);
         php::start(walk);
@@ -84,6 +85,32 @@ fn mappings_of(tgid: u32) -> ProcessMappings {
         // SAFETY: the pointer comes from a successful lookup.
         Some(process) => unsafe { *process },
         None => ProcessMappings::NONE,
+    }
+}
+
+/// Notes what has been mapped since the mappings were registered.
+#[inline(always)]
+fn start_mappings(walk: &mut Walk, tgid: u32, mappings: &ProcessMappings) {
+    walk.mapping_changes = 0;
+    walk.reused.end = 0;
+    walk.unknown.end = 0;
+    let Some(state) = MAPPING_STATES.get_ptr(&tgid) else {
+        return;
+    };
+    // SAFETY: the pointer comes from a successful lookup. While another thread maps code, the words may be of two changes. The
+    // ranges only grow until the rows have the changes, and this thread has no frame in code that is being replaced.
+    let state = unsafe { &*state };
+    walk.mapping_changes = state.changes;
+    walk.reused.start = state.reused.start;
+    walk.reused.end = state.reused.end;
+    if state.changes == mappings.changes {
+        return;
+    }
+    if state.corrected == mappings.serial {
+        walk.mapping_serial = state.serial;
+    } else {
+        walk.unknown.start = state.recent.start;
+        walk.unknown.end = state.recent.end;
     }
 }
 
@@ -162,11 +189,18 @@ pub(crate) extern "C" fn unwind_step(area: u32) -> u32 {
         Err(end) => {
             if end != StackEnd::NoRow || !php::is_in(&walk.interpreter) {
                 frames::add(scratch, registers.ip);
+                if end == StackEnd::MissingModule {
+                    // What is there may be other code after the next change.
+                    frames::distinguish(walk, walk.mapping_changes as u64);
+                }
             }
             return (end as u32 + 1) | in_loop;
         }
     };
     frames::add(scratch, registers.ip);
+    if walk.reused.contains(registers.lookup_address()) {
+        distinguish_code(area);
+    }
     match step(&registers, rule, &Window::of(scratch, area)) {
         Step::Caller(caller) => {
             walk.set_registers(&caller);
@@ -176,6 +210,22 @@ pub(crate) extern "C" fn unwind_step(area: u32) -> u32 {
     }
 }
 
+/// Makes the stack's id depend on the code of the frame that was just added: other code may have been there before.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn distinguish_code(area: u32) -> u32 {
+    let Some(scratch) = SCRATCH.get_ptr_mut(area) else {
+        return 0;
+    };
+    // SAFETY: the pointer comes from a successful lookup, and this program has claimed the area.
+    let walk = unsafe { &mut (*scratch).walk };
+    let address = walk.registers().lookup_address();
+    if let Some(mapping) = find_mapping(walk.mapping_first, walk.mapping_count, address) {
+        frames::distinguish(walk, mapping.identity);
+    }
+    1
+}
+
 /// The unwind rule of the current frame.
 #[inline(always)]
 fn rule(walk: &Walk, registers: &Registers) -> Result<Rule, StackEnd> {
@@ -183,6 +233,9 @@ fn rule(walk: &Walk, registers: &Registers) -> Result<Rule, StackEnd> {
         return Ok(Rule::FRAME_POINTER);
     }
     let address = registers.lookup_address();
+    if walk.unknown.contains(address) {
+        return Err(StackEnd::MissingModule);
+    }
     let key = CacheKey::new(walk.mapping_serial, address);
     let slot = RULE_CACHE.get_ptr_mut(key.slot());
     // SAFETY: the pointer comes from a successful lookup. The words need not be of one write: see `CacheKey::rule`.

@@ -11,7 +11,7 @@ use profiler_common::php::Php;
 use profiler_common::ruby::Ruby;
 use profiler_common::rule_cache::CacheKey;
 use profiler_common::stack::{StackEnd, StackHasher};
-use profiler_common::unwind::{ProcessMapping, ProcessMappings, Rule, TableRef};
+use profiler_common::unwind::{ProcessMapping, ProcessMappings, Rule};
 use profiler_common::v8::V8;
 use serde::{Deserialize, Serialize};
 
@@ -96,10 +96,10 @@ impl Process {
         JAVA_MACHINES.fill(runtimes.hotspot.into_iter().collect());
         JAVASCRIPT_ENGINES.fill(runtimes.v8.into_iter().collect());
         let mappings: Vec<ProcessMapping> =
-            mappings.into_iter().map(|(start, end)| ProcessMapping { start, end, table: TableRef::NONE }).collect();
+            mappings.into_iter().map(|(start, end)| ProcessMapping { start, end, ..ProcessMapping::NONE }).collect();
         let count = u32::try_from(mappings.len()).expect("a process has fewer");
         MAPPINGS.fill(mappings);
-        PROCESSES.set(tgid, ProcessMappings { first: 0, count, serial: SERIAL, copies: 0, interpreter, machine });
+        PROCESSES.set(tgid, ProcessMappings { count, serial: SERIAL, interpreter, machine, ..ProcessMappings::NONE });
         for (address, rule) in rules {
             let key = CacheKey::new(SERIAL, address);
             let slot = RULE_CACHE.get_ptr_mut(key.slot()).expect("it was cleared");

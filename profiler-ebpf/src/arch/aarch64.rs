@@ -4,6 +4,7 @@ use core::arch::asm;
 use core::mem::offset_of;
 
 use aya_ebpf::bindings::pt_regs;
+use aya_ebpf::helpers::bpf_probe_read_kernel;
 use profiler_common::arch::aarch64::CODE_ADDRESS;
 use profiler_common::step::ReadMemory;
 
@@ -102,4 +103,19 @@ pub(crate) fn register(regs: *const pt_regs, number: u8) -> u64 {
         30 => load!(regs, 30),
         _ => load!(regs, 31),
     }
+}
+
+/// Number of the system call that maps memory (include/uapi/asm-generic/unistd.h).
+pub(crate) const MMAP: u64 = 222;
+
+/// Number of a thread's system call, and its arguments if it is [`MMAP`]: length, flags, descriptor and offset. `registers` is the
+/// address of those with which it has entered the kernel.
+#[inline(always)]
+pub(crate) fn map_arguments(registers: u64) -> Option<[u64; 5]> {
+    let word = |number: u64| {
+        // SAFETY: the helper checks the address.
+        unsafe { bpf_probe_read_kernel((registers + number * 8) as *const u64) }.ok()
+    };
+    // The calling convention of system calls has the number in x8.
+    Some([word(8)?, word(1)?, word(3)?, word(4)?, word(5)?])
 }

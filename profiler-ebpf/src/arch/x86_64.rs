@@ -4,6 +4,7 @@ use core::arch::asm;
 use core::mem::offset_of;
 
 use aya_ebpf::bindings::pt_regs;
+use aya_ebpf::helpers::bpf_probe_read_kernel;
 use profiler_common::arch::x86_64::{R8, R9, R10, R11, R12, R13, R14, RAX, RBP, RBX, RCX, RDI, RDX, RSI, RSP};
 use profiler_common::hook::Register;
 use profiler_common::step::ReadMemory;
@@ -89,4 +90,24 @@ pub(crate) fn register(regs: *const pt_regs, number: u8) -> u64 {
         R14 => load!(regs, r14),
         _ => load!(regs, r15),
     }
+}
+
+/// Number of the system call that maps memory (arch/x86/entry/syscalls/syscall_64.tbl).
+pub(crate) const MMAP: u64 = 9;
+
+/// Number of a thread's system call, and its arguments if it is [`MMAP`]: length, flags, descriptor and offset. `registers` is the
+/// address of those with which it has entered the kernel.
+#[inline(always)]
+pub(crate) fn map_arguments(registers: u64) -> Option<[u64; 5]> {
+    let word = |offset: usize| {
+        // SAFETY: the helper checks the address.
+        unsafe { bpf_probe_read_kernel((registers + offset as u64) as *const u64) }.ok()
+    };
+    Some([
+        word(offset_of!(pt_regs, orig_rax))?,
+        word(offset_of!(pt_regs, rsi))?,
+        word(offset_of!(pt_regs, r10))?,
+        word(offset_of!(pt_regs, r8))?,
+        word(offset_of!(pt_regs, r9))?,
+    ])
 }

@@ -24,6 +24,8 @@ pub(crate) enum Optional {
     Allocation,
     /// The kernel's type information.
     Btf,
+    /// A tracepoint where processes map memory (Linux 5.7), and a helper (5.15).
+    Mappings,
     /// Reading the kernel's memory, which a lockdown for confidentiality refuses.
     Reads,
 }

@@ -30,6 +30,28 @@ pub(crate) struct TaskLayout {
     pub exec_stop: Option<ExecStopLayout>,
     /// Members about the memory of a process; `None` if the kernel lacks one.
     pub memory: Option<MemoryLayout>,
+    /// What the programs that watch mappings need; `None` if the kernel lacks some of it.
+    pub mappings: Option<MappingLayout>,
+}
+
+/// Offsets of the members that lead from a task to the file that it maps, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct MappingLayout {
+    /// In `struct vm_unmapped_area_info`.
+    pub length: u32,
+    /// In `struct task_struct`.
+    pub files: u32,
+    /// In `struct files_struct`.
+    pub table: u32,
+    /// In `struct fdtable`.
+    pub descriptors: u32,
+    /// In `struct file`.
+    pub inode: u32,
+    /// In `struct inode`, as the next one.
+    pub number: u32,
+    pub file_system: u32,
+    /// In `struct super_block`.
+    pub device: u32,
 }
 
 /// Offsets of the amounts that a process has mapped and may map, in bytes: in `struct mm_struct`, and of `rlim` in
@@ -85,6 +107,7 @@ impl TaskLayout {
             thread_pointer: thread_pointer(&offset).unwrap_or(0),
             exec_stop: exec_stop(&offset).ok(),
             memory: memory(&offset).ok(),
+            mappings: mappings(&offset).ok(),
         })
     }
 }
@@ -114,6 +137,21 @@ fn memory(
         def_flags: offset("mm_struct", "def_flags")?,
         task_size: offset("mm_struct", "task_size")?,
         limits: offset("signal_struct", "rlim")?,
+    })
+}
+
+fn mappings(
+    offset: &impl Fn(&'static str, &'static str) -> Result<u32, LayoutError>,
+) -> Result<MappingLayout, LayoutError> {
+    Ok(MappingLayout {
+        length: offset("vm_unmapped_area_info", "length")?,
+        files: offset("task_struct", "files")?,
+        table: offset("files_struct", "fdt")?,
+        descriptors: offset("fdtable", "fd")?,
+        inode: offset("file", "f_inode")?,
+        number: offset("inode", "i_ino")?,
+        file_system: offset("inode", "i_sb")?,
+        device: offset("super_block", "s_dev")?,
     })
 }
 

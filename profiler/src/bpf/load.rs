@@ -133,6 +133,8 @@ pub struct Kernel {
     ebpf: Ebpf,
     programs: Programs,
     stub: Option<OwnedFd>,
+    /// Whether the kernel side sees what targets map where they had code.
+    pub(super) watches_mappings: bool,
     pub(super) task_layout: Result<TaskLayout, LayoutError>,
     features: Features,
     /// Filter of the live set, mapped when it is first needed: to map it takes a tenth of a millisecond.
@@ -152,6 +154,7 @@ impl Kernel {
         // Only session links probe functions that may throw.
         let memory = task.memory.filter(|_| links == LinkKind::Session).unwrap_or_default();
         let mappings_max = map_count_max();
+        let mapping = task.mappings.unwrap_or_default();
         let (all_execs, stubs) = (u32::from(config.all_execs), u32::from(config.stubs));
         let features = links.features();
         let (cookies, atomics) = (u32::from(features.cookies), u32::from(features.atomics));
@@ -180,6 +183,14 @@ impl Kernel {
             .override_global("MM_DEF_FLAGS_OFFSET", &memory.def_flags, true)
             .override_global("MM_TASK_SIZE_OFFSET", &memory.task_size, true)
             .override_global("SIGNAL_LIMITS_OFFSET", &memory.limits, true)
+            .override_global("AREA_LENGTH_OFFSET", &mapping.length, true)
+            .override_global("TASK_FILES_OFFSET", &mapping.files, true)
+            .override_global("FILES_TABLE_OFFSET", &mapping.table, true)
+            .override_global("TABLE_DESCRIPTORS_OFFSET", &mapping.descriptors, true)
+            .override_global("FILE_INODE_OFFSET", &mapping.inode, true)
+            .override_global("INODE_NUMBER_OFFSET", &mapping.number, true)
+            .override_global("INODE_SUPER_OFFSET", &mapping.file_system, true)
+            .override_global("SUPER_DEVICE_OFFSET", &mapping.device, true)
             .override_global("STUBS", &stubs, true)
             .override_global("COOKIES", &cookies, true)
             .override_global("ATOMICS", &atomics, true)
@@ -200,7 +211,9 @@ impl Kernel {
         } else {
             None
         };
-        Ok(Self { ebpf, programs, stub, task_layout, features, filter: OnceLock::new() })
+        let watches_mappings =
+            config.unwind_by_tables && task.mappings.is_some() && !Optional::Mappings.is_suppressed();
+        Ok(Self { ebpf, programs, stub, watches_mappings, task_layout, features, filter: OnceLock::new() })
     }
 
     pub fn take_ring(&mut self) -> Result<Ring, LoadError> {

@@ -10,6 +10,7 @@ use profiler_common::counter::Counter;
 use profiler_common::target::{REPORTS_FREES, SAMPLED_CALLS, SHARES_PROBES, TRAPPED_CALLS};
 use profiler_common::unwind::ProcessMappings;
 use thiserror::Error;
+use tracing::debug;
 
 use super::counters::Counters;
 use super::kernel_types::LayoutError;
@@ -25,6 +26,7 @@ const FORK: (&[&str], &str) = (&["process_fork"], "sched_wakeup_new");
 const EXEC: (&[&str], &str) =
     (&["process_exec_0", "process_exec_1", "process_exec_2", "process_exec_3"], "sched_process_exec");
 const EXIT: (&[&str], &str) = (&["process_exit_0", "process_exit_1"], "sched_process_exit");
+const MAPPED: (&[&str], &str) = (&["area_mapped_0", "area_mapped_1"], "vm_unmapped_area");
 /// Time that a preempted program gets to count an exec.
 const EXEC_PATIENCE: Duration = Duration::from_millis(5);
 
@@ -90,6 +92,7 @@ impl Kernel {
     pub fn attach_tracepoints(&mut self) -> Result<(), TracepointError> {
         let failed = |events| move |reason| TracepointError { events, reason };
         let layout = self.task_layout.clone();
+        self.watch_mappings();
         self.attach_copies(EXIT).map_err(failed(ProcessEvents::Exits))?;
         // A copy recognises an exec that another has handled by the process's `mm`.
         let (programs, tracepoint) = EXEC;
@@ -98,6 +101,26 @@ impl Kernel {
         // Without the layout the fork program would read at wrong offsets.
         let forks = layout.map_err(TracepointReason::from).and_then(|_| self.attach_copies(FORK));
         forks.map_err(failed(ProcessEvents::Forks))
+    }
+
+    /// Has the kernel side see what targets map where they had code. If it cannot, code at a used address is noticed when the
+    /// mappings are read the next time.
+    fn watch_mappings(&mut self) {
+        if self.watches_mappings
+            && let Err(error) = self.attach_copies(MAPPED)
+        {
+            debug!("mappings are not watched: {error}");
+            self.watches_mappings = false;
+        }
+    }
+
+    /// Upper bound of the mappings that all copies of the program have missed.
+    pub(crate) fn mappings_missed(&self) -> u64 {
+        if !self.watches_mappings {
+            return 0;
+        }
+        let missed = |name: &&'static str| self.own_program(name).and_then(|program| recursion_misses(program).ok());
+        MAPPED.0.iter().filter_map(missed).min().unwrap_or(0)
     }
 
     fn attach_copies(

@@ -8,12 +8,16 @@ use heapbpf_base::ids::Pid;
 use heapbpf_base::language::Language;
 use heapbpf_linux::bpf_map::{read_array, write_array, write_mapped};
 use profiler_common::interpreter::Runtime;
+use profiler_common::mapped::{CodeFile, FileKey, MappingState};
 use profiler_common::unwind::{PageRows, ProcessMapping, ProcessMappings, RowCell, Rule};
 
 use super::load::{Kernel, LoadError};
 use super::processes::{PROCESSES, is_missing};
 use crate::unwind::runtimes::RuntimePlace;
 use crate::unwind::store::UnwindMaps;
+
+const CODE_FILES: &str = "CODE_FILES";
+const STATES: &str = "MAPPING_STATES";
 
 #[derive(Debug)]
 pub(crate) struct KernelUnwindMaps {
@@ -24,6 +28,8 @@ pub(crate) struct KernelUnwindMaps {
     /// With the structures of runtimes.
     runtimes: Vec<(Runtime, MapData)>,
     processes: HashMap<MapData, u32, ProcessMappings>,
+    code_files: HashMap<MapData, FileKey, CodeFile>,
+    states: HashMap<MapData, u32, MappingState>,
 }
 
 impl KernelUnwindMaps {
@@ -45,6 +51,10 @@ impl KernelUnwindMaps {
                 .map(|(_, functions)| Ok((functions.runtime, array(kernel, functions.map)?)))
                 .collect::<Result<_, LoadError>>()?,
             processes: HashMap::try_from(processes).map_err(failed)?,
+            code_files: HashMap::try_from(kernel.take_map(CODE_FILES)?)
+                .map_err(|source| LoadError::Map { name: CODE_FILES, source })?,
+            states: HashMap::try_from(kernel.take_map(STATES)?)
+                .map_err(|source| LoadError::Map { name: STATES, source })?,
         })
     }
 }
@@ -99,6 +109,20 @@ impl UnwindMaps for KernelUnwindMaps {
         self.processes.insert(pid.0, mappings, 0).map_err(io::Error::other)
     }
 
+    fn set_code_file(&mut self, file: FileKey, table: Option<CodeFile>) -> io::Result<()> {
+        match table {
+            Some(table) => self.code_files.insert(file, table, 0).map_err(io::Error::other),
+            None => match self.code_files.remove(&file) {
+                Err(error) if !is_missing(&error) => Err(io::Error::other(error)),
+                _ => Ok(()),
+            },
+        }
+    }
+
+    fn changes(&self, pid: Pid) -> u32 {
+        self.states.get(&pid.0, 0).map_or(0, |state| state.changes)
+    }
+
     fn remove_process(&mut self, pid: Pid) -> io::Result<()> {
         match self.processes.remove(&pid.0) {
             Err(error) if !is_missing(&error) => Err(io::Error::other(error)),
@@ -117,7 +141,8 @@ mod tests {
     fn removing_a_process_that_the_kernel_side_removed_succeeds() {
         let mut kernel = fixture::kernel(LinkKind::Perf);
         let mut maps = KernelUnwindMaps::take(&mut kernel).expect("not taken yet");
-        let mappings = ProcessMappings { first: 3, count: 4, serial: 5, copies: 6, interpreter: 7, machine: 8 };
+        let mappings =
+            ProcessMappings { first: 3, count: 4, serial: 5, copies: 6, interpreter: 7, machine: 8, changes: 9 };
         let (executed, other) = (Pid(1), Pid(2));
         for pid in [executed, other] {
             maps.set_process(pid, mappings).expect("there is room");

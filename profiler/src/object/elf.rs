@@ -172,6 +172,22 @@ impl Elf {
         bias(self.code(), start, offset)
     }
 
+    /// Offset of the code at these addresses, if it is that of one segment; `bias` is the distance of addresses from those in the
+    /// file, wrapping.
+    pub(crate) fn code_at(&self, bias: u64, start: TargetAddr, end: TargetAddr) -> Option<FileOffset> {
+        // Whole pages, which may be huge ones.
+        const SLACK_BYTES: u64 = 1 << 16;
+        let [first, last] = [start.0.wrapping_sub(bias), end.0.wrapping_sub(bias)];
+        let segment = self.code().find(|segment| {
+            let segment_end = segment.address.0.saturating_add(segment.size_bytes);
+            first.saturating_add(SLACK_BYTES) > segment.address.0
+                && first < segment_end
+                && last <= segment_end.saturating_add(SLACK_BYTES)
+                && first < last
+        })?;
+        Some(FileOffset(segment.offset.0.wrapping_add(first).wrapping_sub(segment.address.0)))
+    }
+
     pub fn code(&self) -> impl Iterator<Item = &Segment> + Clone {
         self.segments.iter().filter(|segment| segment.executable)
     }

@@ -1,12 +1,24 @@
-//! Executable mappings of a process. Unmapped modules are remembered, because stacks outlive `dlclose` and the process;
-//! a reused address is attributed to the later one. A process that calls exec needs a new [`AddressSpace`].
+//! Executable mappings of a process. Unmapped modules are remembered, because stacks outlive `dlclose` and the process. Where the
+//! kernel side reports what is mapped, each piece of code at an address has [addresses of its own](places); else a reused address
+//! is attributed to the later one. A process that calls exec needs a new [`AddressSpace`].
 
 use heapbpf_base::address::{FileOffset, TargetAddr};
 use heapbpf_base::ids::{ModuleId, Pid};
+use heapbpf_ledger::ingest::event::Stack;
+use heapbpf_ledger::ingest::record::Mapped;
 use heapbpf_linux::proc::ProcError;
-use heapbpf_linux::proc::maps::{Mapping, executable_mappings};
+use heapbpf_linux::proc::maps::{Device, Mapping, MappingName, executable_mappings, file_mappings};
+use profiler_common::mapped::FileKey;
+use tracing::debug;
 
+use self::places::{Code, Found, Places};
+use crate::object::elf;
 use crate::object::module::{ModuleStore, Modules};
+
+mod places;
+
+/// Maximum number of files whose identity differs between `maps` and the kernel side.
+const REPORTED_MAX: usize = 1024;
 
 /// Maximum number of remembered unmapped ranges, which just-in-time compilers create; the oldest are dropped.
 const RETIRED_MAX: usize = 4096;
@@ -31,6 +43,35 @@ pub struct MappedModule {
 }
 
 impl MappedModule {
+    fn code(&self) -> Code {
+        let Mapping { device, inode, start, offset, .. } = self.mapping;
+        let offset = if inode == 0 { 0 } else { offset.0 };
+        Code { file: FileKey::new(device.major, device.minor, inode), base: start.0.wrapping_sub(offset) }
+    }
+
+    fn range(&self) -> (u64, u64) {
+        (self.mapping.start.0, self.mapping.end.0)
+    }
+
+    /// Whether a process has moved the code of a file there.
+    fn is_moved(&self) -> bool {
+        self.module.is_some() && self.mapping.name == MappingName::Anonymous && self.mapping.inode == 0
+    }
+
+    /// Whether this was the mapping when it was read: code that was moved has the offset in its file since.
+    fn is_same(&self, mapping: &Mapping) -> bool {
+        let offset = if self.is_moved() { mapping.offset } else { self.mapping.offset };
+        *mapping == Mapping { offset, ..self.mapping.clone() }
+    }
+
+    fn of_piece(piece: &places::Piece) -> Self {
+        let ((start, end), Code { file, .. }) = (piece.placed(), piece.code);
+        let device = Device { major: file.device >> 20, minor: file.device & 0xf_ffff };
+        let offset = FileOffset(if piece.module.is_some() { piece.offset } else { piece.start });
+        let mapping = Mapping { start, end, offset, device, inode: file.inode, name: MappingName::Anonymous };
+        Self { mapping, module: piece.module }
+    }
+
     fn contains(&self, address: TargetAddr) -> bool {
         (self.mapping.start..self.mapping.end).contains(&address)
     }
@@ -62,6 +103,11 @@ pub struct AddressSpace {
     generated: Option<ModuleId>,
     /// Runtimes of the process, once it is known to have them.
     interpreted: Vec<Interpreted>,
+    places: Places,
+    /// Files as `maps` shows them and as the kernel side has them, where these differ.
+    reported: Vec<(FileKey, FileKey)>,
+    /// Number of the last change that the kernel side has reported.
+    changes: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,11 +125,13 @@ pub struct Interpreted {
 
 impl AddressSpace {
     pub fn new(pid: Pid) -> Self {
-        Self { pid, current: Vec::new(), retired: Vec::new(), version: 0, generated: None, interpreted: Vec::new() }
+        Self::of(pid, Vec::new(), Vec::new())
     }
 
     pub fn of(pid: Pid, current: Vec<MappedModule>, retired: Vec<MappedModule>) -> Self {
-        Self { pid, current, retired, version: 0, generated: None, interpreted: Vec::new() }
+        let (generated, interpreted, places) = (None, Vec::new(), Places::default());
+        let reported = Vec::new();
+        Self { pid, current, retired, version: 0, generated, interpreted, places, reported, changes: 0 }
     }
 
     pub fn for_child(&self, child: Pid) -> Self {
@@ -97,6 +145,15 @@ impl AddressSpace {
     /// Reads the mappings again. Returns the modules that were not mapped before, in mapping order. On errors, the former
     /// mappings are kept.
     pub fn refresh(&mut self, modules: &mut ModuleStore) -> Result<Vec<ModuleId>, ProcError> {
+        self.refresh_after(0, modules)
+    }
+
+    /// As [`refresh`](Self::refresh), after so many changes as the kernel side counts them.
+    pub(crate) fn refresh_after(
+        &mut self,
+        changes: u32,
+        modules: &mut ModuleStore,
+    ) -> Result<Vec<ModuleId>, ProcError> {
         let mappings = executable_mappings(self.pid)?;
         if mappings.is_empty() {
             // A zombie has no memory any more. Its former mappings are needed for its stacks.
@@ -104,22 +161,33 @@ impl AddressSpace {
         }
         let before = self.modules();
         let known = std::mem::take(&mut self.current);
+        let mut moved = MovedCode::new(self.pid);
         self.current = mappings
             .into_iter()
             .map(|mapping| {
                 let same = known.binary_search_by_key(&mapping.start, |old| old.mapping.start).ok();
-                let module = match same.map(|at| &known[at]).filter(|old| old.mapping == mapping) {
-                    Some(old) => old.module,
-                    None => modules.intern_mapping(self.pid, &mapping),
-                };
-                MappedModule { mapping, module }
+                match same.map(|at| &known[at]).filter(|old| old.is_same(&mapping)) {
+                    Some(old) => old.clone(),
+                    None => match modules.intern_mapping(self.pid, &mapping) {
+                        None => moved.find(mapping, modules),
+                        module => MappedModule { mapping, module },
+                    },
+                }
             })
             .collect();
         if self.generated.is_none() && self.current.iter().any(|mapped| mapped.module.is_none()) {
             self.generated = Some(modules.add_generated());
         }
         self.version += u64::from(self.current != known);
+        let is_new = |at: &usize| !known.iter().any(|old| *old == self.current[*at]);
+        let new: Vec<usize> = if changes == self.changes && !known.is_empty() {
+            (0..self.current.len()).filter(is_new).collect()
+        } else {
+            Vec::new()
+        };
         self.retire(known);
+        self.map_unreported(&new);
+        self.name_places();
         Ok(self.modules().into_iter().filter(|module| !before.contains(module)).collect())
     }
 
@@ -155,12 +223,124 @@ impl AddressSpace {
         self.current_at(address).is_some_and(|at| at.module.is_none())
     }
 
-    /// Origin of the code that is mapped at this address, or was mapped last.
+    /// Notes what a process has mapped. The stacks that follow may pass through it.
+    pub(crate) fn map(&mut self, mapped: &Mapped) {
+        self.changes = mapped.changes;
+        let (code, range) = (code_of(mapped), (mapped.start.0, mapped.end.0));
+        let known = self.current.iter().chain(&self.retired).find(|old| self.code_at(old).file == code.file);
+        let module = known.filter(|_| !code.is_generated()).and_then(|old| old.module);
+        self.map_code(code, range, module);
+    }
+
+    fn map_code(&mut self, code: Code, range: (u64, u64), module: Option<ModuleId>) {
+        let is_replacing = self.has_other(&code, range);
+        if is_replacing {
+            for old in self.current.iter().chain(self.retired.iter().rev()) {
+                let old_code = self.code_at(old);
+                if old_code != code && overlap(range, old.range()) {
+                    self.places.add_first(old_code, old.range(), old.module);
+                }
+            }
+        }
+        self.places.map(code, range, module, is_replacing);
+    }
+
+    /// Whether other code was where a process has mapped some.
+    pub(crate) fn replaces(&self, mapped: &Mapped) -> bool {
+        self.has_other(&code_of(mapped), (mapped.start.0, mapped.end.0))
+    }
+
+    fn has_other(&self, code: &Code, range: (u64, u64)) -> bool {
+        let is_other = |old: &MappedModule| {
+            let is_generated = old.module.is_none() && code.is_generated();
+            overlap(range, old.range()) && !is_generated && !old.is_moved() && self.code_at(old) != *code
+        };
+        self.places.has_other(code, range) || self.current.iter().chain(&self.retired).any(is_other)
+    }
+
+    /// Whether something else is mapped now where this was.
+    pub(crate) fn is_replaced(&self, old: &MappedModule) -> bool {
+        self.places.is_other_mapped(&self.code_at(old), old.range())
+    }
+
+    /// What is mapped, by the file that the kernel side has for it.
+    fn code_at(&self, mapped: &MappedModule) -> Code {
+        let code = mapped.code();
+        let reported = self.reported.iter().find(|(shown, _)| *shown == code.file);
+        Code { file: reported.map_or(code.file, |(_, reported)| *reported), ..code }
+    }
+
+    /// The file of a mapping as the kernel side has it, and the address of its first byte; `None` for memory.
+    pub(crate) fn file_of(&self, mapped: &MappedModule) -> Option<(FileKey, u64)> {
+        let Code { file, base } = self.code_at(mapped);
+        (mapped.mapping.inode != 0).then_some((file, base))
+    }
+
+    /// Replaces the addresses of a stack by those that stand for what is mapped there now.
+    pub(crate) fn place(&self, stack: &mut Stack) {
+        let is_placed = |frame: &TargetAddr| self.place_of(*frame) != *frame;
+        if !self.places.is_empty() && stack.frames.iter().any(is_placed) {
+            stack.frames = stack.frames.iter().map(|frame| self.place_of(*frame)).collect();
+        }
+    }
+
+    /// A return address may be the first one behind the code.
+    fn place_of(&self, frame: TargetAddr) -> TargetAddr {
+        if frame.is_interpreted() {
+            return frame;
+        }
+        let inside = frame.inside_call();
+        TargetAddr(self.places.place(inside).0.wrapping_add(frame.0.wrapping_sub(inside.0)))
+    }
+
+    /// Gives code that was mapped the modules that have been read since.
+    fn name_places(&mut self) {
+        if self.places.is_empty() {
+            return;
+        }
+        for mapped in &self.current {
+            let Some(module) = mapped.module else { continue };
+            let Mapping { start, offset, .. } = &mapped.mapping;
+            if mapped.is_moved() {
+                self.places.name_moved(start.0, module, *offset);
+                continue;
+            }
+            let (code, shown) = (self.code_at(mapped), mapped.code().file);
+            // Before Linux 6.8, `maps` shows another file of an overlay than programs have opened.
+            let unread = self.places.unread(code.base, mapped.range()).filter(|it| it.file.device != shown.device);
+            if let Some(unread) = unread.filter(|_| self.reported.len() < REPORTED_MAX) {
+                self.reported.push((shown, unread.file));
+            }
+            self.places.name(&unread.unwrap_or(code), module);
+        }
+    }
+
+    /// Notes code of these mappings, which have just been read, that was mapped at used addresses without being reported: at
+    /// addresses that the process has chosen.
+    fn map_unreported(&mut self, new: &[usize]) {
+        for &at in new {
+            let mapped = &self.current[at];
+            let (code, range, module) = (self.code_at(mapped), mapped.range(), mapped.module);
+            if !mapped.is_moved() && !self.places.is_mapped(&code, range) && self.has_other(&code, range) {
+                self.map_code(code, range, module);
+            }
+        }
+    }
+
+    /// Origin of the code that this address stands for.
     pub fn origin(&self, address: TargetAddr) -> Option<CodeOrigin> {
         if address.is_interpreted() {
             let contains = |it: &&Interpreted| it.start <= address && address < it.end;
             let module = self.interpreted.iter().find(contains)?.code;
             return Some(CodeOrigin::Module(Location { module, offset: FileOffset(address.0) }));
+        }
+        match self.places.find(address) {
+            Some(Found::Module(module, offset)) => return Some(CodeOrigin::Module(Location { module, offset })),
+            Some(Found::Generated(offset)) => {
+                let located = |module| CodeOrigin::Module(Location { module, offset });
+                return Some(self.generated.map_or(CodeOrigin::Generated, located));
+            }
+            Some(Found::Unread) | None => {}
         }
         let now = self.current_at(address);
         let at = now.or_else(|| self.retired.iter().rev().find(|old| old.contains(address)));
@@ -177,7 +357,7 @@ impl AddressSpace {
 
     /// Whether the address is in mapped code. If not, refresh once for several stacks: mappings may have changed.
     pub fn covers(&self, address: TargetAddr) -> bool {
-        self.current_at(address).is_some() || address.is_interpreted()
+        self.current_at(address).is_some() || address.is_interpreted() || self.places.find(address).is_some()
     }
 
     /// Increases whenever a refresh finds other mappings than before.
@@ -191,6 +371,24 @@ impl AddressSpace {
 
     pub fn mappings(&self) -> &[MappedModule] {
         &self.current
+    }
+
+    /// What addresses of stacks stand for, except unmapped code at addresses that nothing else has used: by rising address, without
+    /// overlaps.
+    pub(crate) fn placed(&self) -> Vec<MappedModule> {
+        if self.places.is_empty() {
+            return self.current.clone();
+        }
+        let named = |piece: &&places::Piece| piece.module.is_some() || piece.code.is_generated();
+        let mut placed: Vec<MappedModule> = self.places.pieces().filter(named).map(MappedModule::of_piece).collect();
+        let is_placed = |at: &&MappedModule| {
+            let behind = placed.partition_point(|piece| piece.mapping.start < at.mapping.end);
+            placed[..behind].last().is_some_and(|piece| piece.mapping.end > at.mapping.start)
+        };
+        let others: Vec<MappedModule> = self.current.iter().filter(|at| !is_placed(at)).cloned().collect();
+        placed.extend(others);
+        placed.sort_by_key(|at| at.mapping.start);
+        placed
     }
 
     pub fn retired(&self) -> &[MappedModule] {
@@ -220,6 +418,52 @@ impl AddressSpace {
         self.retired.extend(gone);
         let excess = self.retired.len().saturating_sub(RETIRED_MAX);
         self.retired.drain(..excess);
+    }
+}
+
+fn code_of(mapped: &Mapped) -> Code {
+    Code { file: mapped.file, base: mapped.start.0.wrapping_sub(mapped.offset.0) }
+}
+
+fn overlap(one: (u64, u64), other: (u64, u64)) -> bool {
+    one.0 < other.1 && other.0 < one.1
+}
+
+/// Code of a file that its process has moved into memory without a file, as for huge pages: `node --use-largepages`, iodlr,
+/// BOLT's `-hugify`.
+struct MovedCode {
+    pid: Pid,
+    /// Mappings of files, once they are needed.
+    files: Option<Vec<Mapping>>,
+}
+
+impl MovedCode {
+    fn new(pid: Pid) -> Self {
+        Self { pid, files: None }
+    }
+
+    /// Describes a mapping without a file. It has the code of a file if the file's other mappings show that its code is there.
+    fn find(&mut self, mapping: Mapping, modules: &mut ModuleStore) -> MappedModule {
+        let pid = self.pid;
+        let files = self.files.get_or_insert_with(|| {
+            file_mappings(pid).unwrap_or_else(|error| {
+                debug!("process {pid}: {error}");
+                Vec::new()
+            })
+        });
+        // The nearest below and above: a file's mappings are beside each other.
+        let behind = files.partition_point(|file| file.start < mapping.start);
+        let nearest = files[..behind].last().into_iter().chain(files[behind..].first());
+        for file in nearest {
+            let Some(id) = modules.intern_mapping(pid, file) else { continue };
+            let module = modules.get(id);
+            let Ok(elf) = module.elf() else { continue };
+            let bias = elf::bias(elf.segments.iter(), file.start, file.offset);
+            if let Some(offset) = bias.and_then(|bias| elf.code_at(bias, mapping.start, mapping.end)) {
+                return MappedModule { mapping: Mapping { offset, ..mapping }, module: Some(id) };
+            }
+        }
+        MappedModule { mapping, module: None }
     }
 }
 

@@ -168,12 +168,12 @@ impl Recorder {
         let Some(id) = ledger.id() else { return };
         let written = self.targets.remove(&id);
         let has_space = |written: &WrittenTarget| {
-            let facts =
-                |space: &AddressSpace| (space.generated(), space.interpreted().to_vec(), space.mappings().to_vec());
+            let facts = |space: &AddressSpace| (space.generated(), space.interpreted().to_vec(), space.placed());
             Arc::ptr_eq(&written.space, space) || facts(&written.space) == facts(space)
         };
         if !written.as_ref().is_some_and(has_space) {
-            let mapped = space.mappings().iter().map(|mapped| MappedRange::of(mapped, space.generated()));
+            let placed = space.placed();
+            let mapped = placed.iter().map(|mapped| MappedRange::of(mapped, space.generated()));
             let mappings = mapped.chain(space.interpreted().iter().copied().map(MappedRange::of_interpreted)).collect();
             self.step(Step::Mapped { ledger: id, mappings });
         }

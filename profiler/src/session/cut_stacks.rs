@@ -24,7 +24,7 @@ impl Probes {
     /// Reads a target's mappings, and registers them if they have changed.
     pub(super) fn reload(&mut self, target: &mut Target) {
         let started = Instant::now();
-        target.refresh_mappings(&mut self.discovery.modules);
+        self.read_mappings(target);
         target.mappings.note_reload(started.elapsed());
         if target.mappings.is_unregistered() {
             self.register(target);
@@ -51,8 +51,9 @@ impl Probes {
                 *rules.entry(address).or_insert_with(|| unwinding.rule_at(pid, address, former_at))
             })
         });
-        for (id, stack) in &continued.stacks {
-            processes.complete(pid, *id, stack);
+        for (id, mut stack) in continued.stacks {
+            processes.place(pid, &mut stack);
+            processes.complete(pid, id, &stack);
         }
         continued.unmapped
     }

@@ -62,7 +62,7 @@ impl Discovery {
 
     pub(super) fn open(&mut self, pid: Pid) -> Result<Target> {
         let mut target = Target::open(pid, Origin::Running, None)?;
-        target.refresh_mappings(&mut self.modules);
+        target.refresh_mappings(0, &mut self.modules);
         match self.discover(&mut target) {
             Ok(_) => Ok(target),
             Err(error) => Err(target.explain(error)),

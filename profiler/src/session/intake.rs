@@ -6,7 +6,7 @@ use heapbpf_base::units::MonotonicNanos;
 use heapbpf_ledger::ingest::decode;
 use heapbpf_ledger::ingest::event::Event;
 use heapbpf_ledger::ingest::field::DecodeError;
-use heapbpf_ledger::ingest::record::{RawCode, Record};
+use heapbpf_ledger::ingest::record::{Mapped, RawCode, Record};
 use tracing::{debug, info};
 
 use super::config::SessionConfig;
@@ -17,6 +17,7 @@ use super::process_table::ProcessTable;
 use super::rates::Rates;
 use super::raw_stacks::{RawSample, RawStacks};
 use super::resync::Resync;
+use super::target::Target;
 use crate::bpf::ring::Ring;
 
 /// Maximum number of records per batch, so that timers and signals are handled in between.
@@ -74,6 +75,7 @@ impl Intake {
                 Ok(Record::UnknownFree(free)) => {
                     owners.inventories.observe_unknown(free, owners.processes).map(Event::Free)
                 }
+                Ok(Record::Mapped(mapped)) => return owners.enter_mapped(&mapped),
                 Ok(Record::Code(code)) => return owners.enter_code(&code).unwrap_or_else(&mut refuse),
                 Ok(record) => return owners.enter(record, bytes.len(), raw_stacks),
                 Err(error) => return refuse(error),
@@ -103,7 +105,23 @@ impl Owners<'_> {
         self.probes.copies.observe(&event);
         self.resync.observe(&mut event, self.processes);
         raw_stacks.observe(&event, self.config.raw_stacks_max);
+        if let Event::Stack(pid, _, stack) = &mut event {
+            self.processes.place(*pid, stack);
+        }
         self.processes.enter(event);
+    }
+
+    /// Enters what a target has mapped. What was there before ends with the stacks before.
+    fn enter_mapped(&mut self, mapped: &Mapped) {
+        let pid = mapped.pid;
+        let is_replaced = |target: &Target| target.mappings.space.replaces(mapped);
+        if self.probes.copies.has(pid) && self.processes.get(pid).is_some_and(is_replaced) {
+            self.probes.continue_stacks(pid, true, self.processes);
+        }
+        self.probes.unwinding.correct(mapped);
+        if let Some(target) = self.processes.get_mut(pid) {
+            target.mappings.map(mapped);
+        }
     }
 
     fn enter_code(&mut self, code: &RawCode) -> Result<(), DecodeError> {
@@ -113,7 +131,7 @@ impl Owners<'_> {
     /// Enters what changes no ledger, except code.
     fn enter(&mut self, record: Record, record_bytes: usize, raw_stacks: &mut RawStacks) {
         match record {
-            Record::Event(_) | Record::UnknownFree(_) | Record::Code(_) => {}
+            Record::Event(_) | Record::UnknownFree(_) | Record::Code(_) | Record::Mapped(_) => {}
             Record::Fork(fork) => {
                 let child = self.lifecycle.forked(fork, self.processes, self.config);
                 if child.is_some() {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use heapbpf_base::ids::Pid;
 use heapbpf_ledger::ingest::event::Stack;
+use heapbpf_ledger::ingest::record::Mapped;
 use tracing::debug;
 
 use super::generated_code::GeneratedCode;
@@ -22,6 +23,10 @@ pub(super) struct Mappings {
     pub(super) is_unsearched: bool,
     /// Version of the address space that the kernel side knows.
     registered: u64,
+    /// Number of changes, as the kernel side counts them, that the mappings had when they were last read.
+    changes: u32,
+    /// The process has mapped code that the kernel side cannot unwind yet.
+    has_new: bool,
     read: Instant,
     /// When the mappings were last searched for allocators.
     searched: Instant,
@@ -49,6 +54,8 @@ impl Mappings {
             is_stale: false,
             is_unsearched: false,
             registered: 0,
+            changes: 0,
+            has_new: false,
             read: Instant::now(),
             searched: Instant::now(),
             period: READ_PERIOD,
@@ -82,6 +89,21 @@ impl Mappings {
         self.registered = self.space.version();
     }
 
+    pub(super) fn changes(&self) -> u32 {
+        self.changes
+    }
+
+    /// Notes what the process has just mapped.
+    pub(super) fn map(&mut self, mapped: &Mapped) {
+        self.has_new |= !mapped.is_corrected;
+        Arc::make_mut(&mut self.space).map(mapped);
+    }
+
+    /// Whether to read the mappings again because the process has mapped code.
+    pub(super) fn is_new_due(&self) -> bool {
+        self.has_new && self.is_reload_due()
+    }
+
     pub(super) fn note_search(&mut self) {
         self.searched = Instant::now();
     }
@@ -95,15 +117,18 @@ impl Mappings {
         self.is_stale |= stack.frames.iter().any(|&frame| !self.space.covers(frame.inside_call()));
     }
 
-    pub(super) fn refresh(&mut self, pid: Pid, is_gone: bool, modules: &mut ModuleStore) {
+    /// `changes` is how many changes of the mappings the kernel side has seen before.
+    pub(super) fn refresh(&mut self, pid: Pid, is_gone: bool, changes: u32, modules: &mut ModuleStore) {
         self.is_stale = false;
+        self.has_new = false;
+        self.changes = changes;
         self.read = Instant::now();
         if is_gone {
             return;
         }
         self.link_map = LinkMap::read(pid);
         let version = self.space.version();
-        match Arc::make_mut(&mut self.space).refresh(modules) {
+        match Arc::make_mut(&mut self.space).refresh_after(changes, modules) {
             Ok(added) => {
                 self.is_unsearched |= !added.is_empty();
                 let longer = (self.period * 2).min(READ_PERIOD_MAX);

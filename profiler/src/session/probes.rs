@@ -102,7 +102,7 @@ impl Probes {
     pub(super) fn hook(&mut self, target: &mut Target, is_stopped: bool, rates: &mut Rates) -> Result<()> {
         let attached_before = target.hooks.attached_ids();
         target.mappings.note_search();
-        target.refresh_mappings(&mut self.discovery.modules);
+        self.read_mappings(target);
         // The flag also covers modules that were added by earlier reads for other reasons.
         let has_mapped = target.mappings.is_unsearched;
         let was_recorded = target.was_recorded();
@@ -181,7 +181,7 @@ impl Probes {
             debug!("process {}: {error:#}", target.pid);
         }
         // Only modules that are not mapped after attaching were certainly not mapped before.
-        target.refresh_mappings(&mut self.discovery.modules);
+        self.read_mappings(target);
         let mapped = target.mappings.space.modules();
         let modules = target.hooks.modules(&self.discovery.plan);
         if let Some(starting) = target.starting() {
@@ -289,9 +289,16 @@ impl Probes {
         cost::calibrate(&mut self.kernel, &self.links.keeper)
     }
 
+    /// Reads the mappings of a target.
+    pub(super) fn read_mappings(&mut self, target: &mut Target) {
+        let changes = self.unwinding.changes(target.pid);
+        target.refresh_mappings(changes, &mut self.discovery.modules);
+    }
+
     pub(super) fn register(&mut self, target: &mut Target) {
         target.mappings.note_registered();
-        let registered = self.unwinding.register(&mut target.mappings.space, &mut self.discovery.modules);
+        let (changes, modules) = (target.mappings.changes(), &mut self.discovery.modules);
+        let registered = self.unwinding.register(&mut target.mappings.space, changes, modules);
         if let Err(error) = registered {
             warn!("{error:#}");
         }
@@ -502,7 +509,7 @@ impl Probes {
             return;
         }
         // The process may have unmapped a module.
-        target.refresh_mappings(&mut self.discovery.modules);
+        self.read_mappings(target);
         let missing = self.count_missing(target);
         if missing > 0 && !target.is_gone() {
             let attached = target.hooks.attached_count();

@@ -199,6 +199,13 @@ impl ProcessTable {
         }
     }
 
+    /// Replaces the addresses of a stack of a process by those that stand for what is mapped there now.
+    pub(super) fn place(&self, pid: Pid, stack: &mut Stack) {
+        if let Some(target) = self.running.get(&pid) {
+            target.mappings.space.place(stack);
+        }
+    }
+
     /// Replaces the frames of a stack that was cut, also in ledgers of children forked since.
     pub(super) fn complete(&mut self, pid: Pid, id: StackId, stack: &Stack) {
         let knows = |target: &&Target| target.pid == pid || target.ledger.has_stack(id);

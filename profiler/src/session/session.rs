@@ -306,6 +306,7 @@ impl Session {
         self.handle_changes();
         self.record_facts();
         self.reload_stale();
+        self.read_new_code();
         self.complete_stacks();
         is_empty
     }

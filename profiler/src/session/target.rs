@@ -357,9 +357,10 @@ impl Target {
     }
 
     /// Reads the mappings again: modules must be opened while they are mapped.
-    pub(super) fn refresh_mappings(&mut self, modules: &mut ModuleStore) {
+    /// `changes` is how many changes of them the kernel side has seen.
+    pub(super) fn refresh_mappings(&mut self, changes: u32, modules: &mut ModuleStore) {
         let is_gone = self.is_gone();
-        self.mappings.refresh(self.pid, is_gone, modules);
+        self.mappings.refresh(self.pid, is_gone, changes, modules);
         // The rights are narrowed after the modules are loaded: a program with fewer rights may have loaded some of
         // them.
         self.files.narrow();

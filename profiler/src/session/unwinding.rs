@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use heapbpf_base::ids::{ModuleId, Pid};
 use heapbpf_base::units::MonotonicNanos;
+use heapbpf_ledger::ingest::record::Mapped;
 use heapbpf_linux::clock;
+use heapbpf_linux::proc::maps::Mapping;
 use profiler_common::limits::{MAPPINGS_MAX, PROCESS_MAPPINGS_MAX, UNWIND_PAGES_MAX};
 use profiler_common::unwind::{RowCell, Rule, TableRef};
 use tracing::{debug, info, warn};
@@ -19,7 +21,7 @@ use super::interpreters::{Found, Interpreters};
 use crate::bpf::load::Kernel;
 use crate::bpf::unwind_maps::KernelUnwindMaps;
 use crate::object::module::ModuleStore;
-use crate::process::address_space::AddressSpace;
+use crate::process::address_space::{AddressSpace, MappedModule};
 use crate::unwind::cache::Cache;
 use crate::unwind::runtimes::RuntimePlace;
 use crate::unwind::store::{Capacity, MappedCode, NoRule, TableStore};
@@ -28,6 +30,9 @@ use crate::unwind::{self, Table};
 /// Spare capacity for modules that are mapped later, in cells of two rows: 16 MiB, four times libLLVM.
 const SPARE_CELLS: u64 = 2 << 20;
 const THREADS_MAX: usize = 8;
+
+/// Files whose place something else has, of one process, whose tables are kept.
+const FORMER_MAX: usize = 64;
 
 /// Copies of stacks after a reload of mappings that was of no use to earlier ones.
 const COPIES_ON_TRIAL: u32 = 4;
@@ -179,7 +184,13 @@ impl Unwinding {
     }
 
     /// Finds the process's interpreter too, which becomes part of the address space.
-    pub(super) fn register(&mut self, space: &mut Arc<AddressSpace>, modules: &mut ModuleStore) -> Result<()> {
+    /// `changes` is how many changes of its mappings the address space has.
+    pub(super) fn register(
+        &mut self,
+        space: &mut Arc<AddressSpace>,
+        changes: u32,
+        modules: &mut ModuleStore,
+    ) -> Result<()> {
         let Some(store) = &mut self.store else {
             return Ok(());
         };
@@ -195,23 +206,11 @@ impl Unwinding {
             let language = names(&machine);
             warn!("process `{}`: too many virtual machines: stacks lack its {language} functions", space.pid());
         }
-        let code: Vec<MappedCode> = space
-            .mappings()
-            .iter()
-            .take(PROCESS_MAPPINGS_MAX)
-            .map(|mapped| MappedCode {
-                start: mapped.mapping.start,
-                end: mapped.mapping.end,
-                module: mapped
-                    .module
-                    .and_then(|id| Some((id, modules.get(id).bias(mapped.mapping.start, mapped.mapping.offset)?))),
-                generated: mapped.module.is_none(),
-            })
-            .collect();
+        let (code, former) = code_of(space, modules);
         let tables = &mut self.tables;
         let (started, spent) = (Instant::now(), tables.spent);
         let without_room = store
-            .set_process(space.pid(), &code, clock::now().monotonic, |id| tables.take(id, modules))
+            .set_process(space.pid(), (&code, &former), changes, clock::now().monotonic, |id| tables.take(id, modules))
             .with_context(|| format!("cannot write the unwind tables of process `{}`", space.pid()))?;
         let writing = started.elapsed().saturating_sub(tables.spent - spent);
         let building = std::mem::take(&mut tables.spent);
@@ -234,9 +233,21 @@ impl Unwinding {
     pub(super) fn expect(&mut self, pid: Pid) {
         if let Some(store) = &mut self.store
             && !store.knows(pid)
-            && let Err(error) = store.set_process(pid, &[], clock::now().monotonic, |_| None)
+            && let Err(error) = store.set_process(pid, (&[], &[]), 0, clock::now().monotonic, |_| None)
         {
             debug!("process {pid}: {error}");
+        }
+    }
+
+    /// Number of changes of a process's mappings that the kernel side has seen.
+    pub(super) fn changes(&self, pid: Pid) -> u32 {
+        self.store.as_ref().map_or(0, |store| store.changes(pid))
+    }
+
+    /// Follows a correction that the kernel side has made.
+    pub(super) fn correct(&mut self, mapped: &Mapped) {
+        if let Some(store) = &mut self.store {
+            store.correct(mapped.pid, mapped);
         }
     }
 
@@ -277,6 +288,37 @@ impl Unwinding {
     pub(super) fn by_frame_pointer(&self) -> &[String] {
         &self.tables.by_frame_pointer
     }
+}
+
+/// Code of a process to be registered: what is mapped, and unmapped files where nothing else is, which may be mapped again. Then the
+/// files whose place something else has.
+fn code_of(space: &AddressSpace, modules: &ModuleStore) -> (Vec<MappedCode>, Vec<MappedCode>) {
+    let code = |mapped: &MappedModule| {
+        let Mapping { start, end, offset, .. } = mapped.mapping;
+        let bias = |id: ModuleId| Some((id, modules.get(id).bias(start, offset)?));
+        MappedCode {
+            start,
+            end,
+            module: mapped.module.and_then(bias),
+            generated: mapped.module.is_none(),
+            file: space.file_of(mapped),
+        }
+    };
+    let mut mapped: Vec<MappedCode> = space.mappings().iter().take(PROCESS_MAPPINGS_MAX).map(code).collect();
+    let mut former = Vec::new();
+    for old in space.retired().iter().rev().filter(|old| old.module.is_some() && old.mapping.inode != 0) {
+        if former.len() == FORMER_MAX || mapped.len() >= PROCESS_MAPPINGS_MAX {
+            break;
+        }
+        let is_gone = space.is_replaced(old);
+        let old = code(old);
+        let at = mapped.partition_point(|it| it.start < old.start);
+        let is_free = !is_gone
+            && mapped[..at].last().is_none_or(|it| it.end <= old.start)
+            && mapped.get(at).is_none_or(|it| old.end <= it.start);
+        if is_free { mapped.insert(at, old) } else { former.push(old) }
+    }
+    (mapped, former)
 }
 
 #[cfg(test)]

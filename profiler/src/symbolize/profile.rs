@@ -197,7 +197,8 @@ impl Code {
             })
         };
         for target in targets {
-            let mut mapped: Vec<&MappedModule> = target.space.mappings().iter().chain(gone(target)).collect();
+            let placed = target.space.placed();
+            let mut mapped: Vec<&MappedModule> = placed.iter().chain(gone(target)).collect();
             // Files come first: there can be any number of mappings of generated code.
             let is_generated = |mapped: &MappedModule| mapped.module.is_none_or(|id| modules.get(id).is_generated());
             mapped.sort_by_cached_key(|mapped| (is_generated(mapped), mapped.mapping.start, mapped.mapping.end));

@@ -9,12 +9,14 @@ use std::time::Duration;
 use heapbpf_base::address::{LinkAddr, TargetAddr};
 use heapbpf_base::ids::{ModuleId, Pid};
 use heapbpf_base::units::MonotonicNanos;
+use heapbpf_ledger::ingest::record::Mapped;
 use profiler_common::limits::RUNTIMES_MAX;
+use profiler_common::mapped::{CodeFile, FileKey, GENERATED};
 use profiler_common::unwind::{
     COPIES_MAX, PageRows, ProcessMapping, ProcessMappings, ReadTables, RowCell, Rule, TableRef, UnwindRow, find_rule,
 };
 use range_alloc::RangeAllocator;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use super::runtimes::{RuntimePlace, Runtimes};
 use super::table::{RuleTable, Table};
@@ -27,6 +29,10 @@ pub(crate) trait UnwindMaps {
     fn write_mappings(&mut self, first: u32, mappings: &[ProcessMapping]) -> io::Result<()>;
     fn set_process(&mut self, pid: Pid, mappings: ProcessMappings) -> io::Result<()>;
     fn write_runtime(&mut self, index: u32, runtime: &RuntimePlace) -> io::Result<()>;
+    /// Sets or removes the table of a file.
+    fn set_code_file(&mut self, file: FileKey, table: Option<CodeFile>) -> io::Result<()>;
+    /// Number of changes of a process's mappings that the kernel side has seen.
+    fn changes(&self, pid: Pid) -> u32;
     fn read_cell(&self, index: u32) -> Option<RowCell>;
     fn read_page(&self, index: u32) -> Option<PageRows>;
     /// Succeeds if the process is missing: the kernel side removes processes too.
@@ -61,6 +67,8 @@ pub(crate) struct MappedCode {
     pub module: Option<(ModuleId, u64)>,
     /// Anonymous memory: code generated at run time.
     pub generated: bool,
+    /// The file, and the address that its first byte has or would have, wrapping; `None` for memory without a file.
+    pub file: Option<(FileKey, u64)>,
 }
 
 #[derive(Debug)]
@@ -72,6 +80,8 @@ pub(crate) struct TableStore<M> {
     rules: RuleTable,
     rules_written: usize,
     tables: HashMap<ModuleId, Placement>,
+    /// Files whose tables the kernel side finds by itself: those of modules with users.
+    files: HashMap<FileKey, (ModuleId, CodeFile)>,
     processes: HashMap<Pid, Registered>,
     retired: Vec<Retired>,
     uses: u64,
@@ -134,6 +144,7 @@ impl<M: UnwindMaps> TableStore<M> {
             rules: RuleTable::default(),
             rules_written: 0,
             tables: HashMap::new(),
+            files: HashMap::new(),
             processes: HashMap::new(),
             retired: Vec::new(),
             uses: 0,
@@ -144,12 +155,19 @@ impl<M: UnwindMaps> TableStore<M> {
         }
     }
 
-    /// `code` must be sorted by address; `build` returns `None` for a module without code. Returns the modules whose
+    /// Number of changes of a process's mappings that the kernel side has seen: those that mappings have which are read from now on.
+    pub(crate) fn changes(&self, pid: Pid) -> u32 {
+        self.maps.changes(pid)
+    }
+
+    /// Registers the code of a process, as it was after so many changes. `former` is code whose place other code has now: its tables
+    /// are kept, because it may come back. `code` must be sorted by address; `build` returns `None` for a module without code. Returns the modules whose
     /// tables do not fit: stacks end in them. Fails if the maps cannot be written, or have no space for the mappings.
     pub(crate) fn set_process(
         &mut self,
         pid: Pid,
-        code: &[MappedCode],
+        (code, former): (&[MappedCode], &[MappedCode]),
+        changes: u32,
         now: MonotonicNanos,
         mut build: impl FnMut(ModuleId) -> Option<Table>,
     ) -> io::Result<Vec<ModuleId>> {
@@ -157,7 +175,10 @@ impl<M: UnwindMaps> TableStore<M> {
         // Acquire new tables before releasing old ones, or a table used by both could be evicted in between.
         let mut modules = Vec::new();
         let written = self.acquire_all(code, &mut modules, &mut build).and_then(|omitted| {
-            let (mappings, rows) = self.write_process(pid, code)?;
+            self.acquire_all(former, &mut modules, &mut build)?;
+            let (mappings, rows) = self.write_process(pid, code, changes)?;
+            // Afterwards: the kernel side uses them to correct what has just been written.
+            self.write_files(code.iter().chain(former))?;
             Ok((mappings, rows, omitted))
         });
         let (mappings, rows, omitted) = match written {
@@ -208,7 +229,62 @@ impl<M: UnwindMaps> TableStore<M> {
             None if mapped.generated => self.generated,
             None => TableRef::NONE,
         };
-        ProcessMapping { start: mapped.start.0, end: mapped.end.0, table }
+        let identity = mapped.file.map_or(GENERATED, |(file, base)| file.identity(base));
+        ProcessMapping { start: mapped.start.0, end: mapped.end.0, table, identity }
+    }
+
+    /// Writes the tables of files that are not known yet.
+    fn write_files<'a>(&mut self, code: impl Iterator<Item = &'a MappedCode>) -> io::Result<()> {
+        for mapped in code {
+            let (Some((module, _)), Some((file, base))) = (mapped.module, mapped.file) else { continue };
+            let row = self.mapping(mapped);
+            if !row.table.is_table() {
+                continue;
+            }
+            let entry = (module, CodeFile::of(&row, base));
+            match self.files.get(&file) {
+                Some(known) if *known == entry => {}
+                // Code of one file at two distances from its table: there is no table for it wherever it is mapped.
+                Some(known) if known.0 == module => {
+                    self.maps.set_code_file(file, None)?;
+                }
+                _ => {
+                    // The kernel's map may be full: then the agent registers what is mapped again.
+                    if self.maps.set_code_file(file, Some(entry.1)).is_ok() {
+                        self.files.insert(file, entry);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Follows a correction that the kernel side has made to the rows of a process.
+    pub(crate) fn correct(&mut self, pid: Pid, mapped: &Mapped) {
+        let base = mapped.start.0.wrapping_sub(mapped.offset.0);
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        let known = self.files.get(&mapped.file).filter(|_| mapped.is_corrected);
+        let identity = if mapped.file.inode == 0 { GENERATED } else { mapped.file.identity(base) };
+        let (start, end) = (mapped.start.0, mapped.end.0);
+        let row = match known {
+            Some((_, file)) => ProcessMapping {
+                start: base.wrapping_add(file.code_start),
+                end: base.wrapping_add(file.code_end),
+                table: file.table(base),
+                identity,
+            },
+            None => ProcessMapping { start, end, table: TableRef::CHANGED, identity },
+        };
+        process.rows.retain(|row| row.end <= start || end <= row.start);
+        let at = process.rows.partition_point(|old| old.start < row.start);
+        process.rows.insert(at, row);
+        if let Some((module, _)) = known
+            && !process.modules.contains(module)
+            && let Some(placement) = self.tables.get_mut(module)
+        {
+            placement.users += 1;
+            process.modules.push(*module);
+        }
     }
 
     /// Appends modules whose users it increments to `modules`, also on an error. Returns those whose tables do not fit.
@@ -232,7 +308,12 @@ impl<M: UnwindMaps> TableStore<M> {
         Ok(omitted)
     }
 
-    fn write_process(&mut self, pid: Pid, code: &[MappedCode]) -> io::Result<(ProcessMappings, Vec<ProcessMapping>)> {
+    fn write_process(
+        &mut self,
+        pid: Pid,
+        code: &[MappedCode],
+        changes: u32,
+    ) -> io::Result<(ProcessMappings, Vec<ProcessMapping>)> {
         let rows: Vec<ProcessMapping> = code.iter().map(|mapped| self.mapping(mapped)).collect();
         let length = u32::try_from(rows.len()).unwrap_or(u32::MAX);
         let Some(mappings) = self.mappings.take(length) else {
@@ -240,7 +321,8 @@ impl<M: UnwindMaps> TableStore<M> {
         };
         let (first, serial) = (mappings.start, self.next_serial());
         let (interpreter, machine) = (self.interpreters.number(pid), self.machines.number(pid));
-        let range = ProcessMappings { first, count: length, serial, copies: COPIES_MAX, interpreter, machine };
+        let (count, copies) = (length, COPIES_MAX);
+        let range = ProcessMappings { first, count, serial, copies, interpreter, machine, changes };
         let written = self.maps.write_mappings(first, &rows).and_then(|()| self.maps.set_process(pid, range));
         if let Err(error) = written {
             // No walk can be using them.
@@ -281,14 +363,17 @@ impl<M: UnwindMaps> TableStore<M> {
             find_rule(self, table, address).ok_or(NoRule::Gap)
         } else if table.is_frame_pointer() {
             Ok(Rule::FRAME_POINTER)
+        } else if table.is_changed() {
+            Err(NoRule::Unmapped)
         } else {
             Err(NoRule::NoTable)
         }
     }
 
-    /// The kernel side caches rules by serial, so a serial must not be that of other mappings. 2^32 registrations take years.
+    /// The kernel side caches rules by serial, so a serial must not be that of other mappings. 2^31 registrations take years.
     fn next_serial(&mut self) -> u32 {
-        self.serial = self.serial.checked_add(1).unwrap_or(1);
+        // Serials with the highest bit are those of rows that the kernel side has corrected.
+        self.serial = if self.serial < u32::MAX >> 1 { self.serial + 1 } else { 1 };
         self.serial
     }
 
@@ -363,8 +448,15 @@ impl<M: UnwindMaps> TableStore<M> {
 
     fn release(&mut self, modules: &[ModuleId]) {
         for module in modules {
-            if let Some(placement) = self.tables.get_mut(module) {
-                placement.users -= 1;
+            let Some(placement) = self.tables.get_mut(module) else { continue };
+            placement.users -= 1;
+            if placement.users == 0 {
+                let Self { files, maps, .. } = self;
+                for (file, _) in files.extract_if(|_, (of, _)| of == module) {
+                    if let Err(error) = maps.set_code_file(file, None) {
+                        debug!("table of a file: {error}");
+                    }
+                }
             }
         }
     }

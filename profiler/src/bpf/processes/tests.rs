@@ -149,7 +149,8 @@ fn nested_forks_are_reported_and_wake_the_agent() {
         let (mut kernel, mut ring) = monitoring(false);
         let mut shell = Shell::start("read x; ( ( echo in; read y ); echo out; read z ); echo end");
         kernel.set_target(Pid(shell.pid()), FOLLOWS_FORKS).expect("there is room");
-        let mappings = ProcessMappings { first: 3, count: 4, serial: 5, copies: 6, interpreter: 7, machine: 8 };
+        let mappings =
+            ProcessMappings { first: 3, count: 4, serial: 5, copies: 6, interpreter: 7, machine: 8, changes: 9 };
         put(&mut kernel, "PROCESSES", shell.pid(), mappings);
         assert_eq!(drain(&mut ring), []);
 
@@ -212,7 +213,7 @@ fn execs_of_targets_are_reported() {
             &mut kernel,
             "PROCESSES",
             pid,
-            ProcessMappings { first: 3, count: 4, serial: 5, copies: 6, interpreter: 7, machine: 8 },
+            ProcessMappings { first: 3, count: 4, serial: 5, copies: 6, interpreter: 7, machine: 8, changes: 9 },
         );
         let thread = u64::from(pid) << 32 | u64::from(pid);
         start_call(&mut kernel, thread);
@@ -308,7 +309,8 @@ fn a_process_is_removed_with_its_last_thread() {
         let (mut kernel, mut ring) = monitoring(false);
         let me = std::process::id();
         let (mut shell, stranger) = (Shell::start("read x; exit 0"), Shell::start("read x"));
-        let mappings = ProcessMappings { first: 3, count: 4, serial: 5, copies: 6, interpreter: 7, machine: 8 };
+        let mappings =
+            ProcessMappings { first: 3, count: 4, serial: 5, copies: 6, interpreter: 7, machine: 8, changes: 9 };
         for pid in [me, shell.pid(), stranger.pid()] {
             kernel.set_target(Pid(pid), 0).expect("there is room");
             put(&mut kernel, PROCESSES, pid, mappings);

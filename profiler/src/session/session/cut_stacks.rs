@@ -24,6 +24,13 @@ impl Session {
         }
     }
 
+    /// Reads the mappings of processes that have mapped code whose tables the kernel side does not have.
+    pub(super) fn read_new_code(&mut self) {
+        for target in self.processes.running_mut().filter(|target| target.mappings.is_new_due()) {
+            self.probes.reload(target);
+        }
+    }
+
     pub(super) fn complete_all_stacks(&mut self) {
         self.probes.copies.pids().into_iter().for_each(|pid| self.reload_for_stacks(pid));
     }

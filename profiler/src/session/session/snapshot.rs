@@ -221,6 +221,7 @@ impl Session {
         let without_frames = self.processes.all().into_iter().map(|target| target.ledger.blocks_without_frames());
         health.add_loss(Loss::StackLost, without_frames.fold(0, u64::saturating_add));
         health.add_loss(Loss::ProbeMissed, self.probes.kernel.probes_missed());
+        health.add_loss(Loss::MappingMissed, self.probes.kernel.mappings_missed());
         health.add_loss(Loss::StubMissed, self.probes.stub_calls_missed());
         let programs = self.lifecycle.unprobed();
         health.add_loss(Loss::ProcessSkipped, self.selected.unrecorded.count());

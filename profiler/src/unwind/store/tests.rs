@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use heapbpf_base::address::FileOffset;
 use profiler_common::unwind::{CallerBp, Cfa, ReadTables, UnwindRow, find_rule};
 use proptest::prelude::*;
 
@@ -18,6 +19,7 @@ struct Kernel {
     rules: Vec<Rule>,
     mappings: Vec<ProcessMapping>,
     processes: HashMap<u32, ProcessMappings>,
+    files: HashMap<FileKey, CodeFile>,
     row_writes: usize,
     /// A map whose writes fail.
     refuses: Option<Map>,
@@ -80,6 +82,17 @@ impl UnwindMaps for Maps {
         self.0.borrow_mut().processes.insert(pid.0, mappings);
         Ok(())
     }
+    fn set_code_file(&mut self, file: FileKey, table: Option<CodeFile>) -> io::Result<()> {
+        let files = &mut self.0.borrow_mut().files;
+        match table {
+            Some(table) => drop(files.insert(file, table)),
+            None => drop(files.remove(&file)),
+        }
+        Ok(())
+    }
+    fn changes(&self, _: Pid) -> u32 {
+        0
+    }
     fn remove_process(&mut self, pid: Pid) -> io::Result<()> {
         self.ask(Map::Processes)?;
         self.0.borrow_mut().processes.remove(&pid.0);
@@ -107,6 +120,7 @@ fn store(cells: u32) -> (TableStore<Maps>, Maps) {
         rules: vec![Rule::GAP; 1000],
         mappings: vec![ProcessMapping::NONE; 16],
         processes: HashMap::new(),
+        files: HashMap::new(),
         row_writes: 0,
         refuses: None,
     })));
@@ -141,7 +155,7 @@ fn table(first: i32, second: i32) -> Table {
 /// A module of one page, mapped whole at `start`.
 fn mapped(module: u32, start: u64) -> MappedCode {
     let end = TargetAddr(start + 0x10000);
-    MappedCode { start: TargetAddr(start), end, module: Some((ModuleId(module), start)), generated: false }
+    MappedCode { start: TargetAddr(start), end, module: Some((ModuleId(module), start)), generated: false, file: None }
 }
 
 /// The rule that the kernel side would find at an address of a process.
@@ -160,9 +174,9 @@ fn each_process_finds_its_modules_where_it_maps_them() {
     let (mut store, maps) = store(100);
     let tables = |id: ModuleId| Some(if id.0 == 0 { table(16, 32) } else { table(48, 16) });
     let code = [mapped(0, 0x40_0000), mapped(1, 0x7f00_0000_0000)];
-    assert_eq!(store.set_process(Pid(1), &code, MonotonicNanos(0), tables).expect("fits"), []);
+    assert_eq!(store.set_process(Pid(1), (&code, &[]), 0, MonotonicNanos(0), tables).expect("fits"), []);
     let other = [mapped(1, 0x10_0000)];
-    store.set_process(Pid(2), &other, MonotonicNanos(0), tables).expect("fits");
+    store.set_process(Pid(2), (&other, &[]), 0, MonotonicNanos(0), tables).expect("fits");
     assert_eq!(found(&maps, 1, 0x40_1234), Some(rule(16)));
     assert_eq!(found(&maps, 1, 0x40_2000), Some(rule(32)));
     assert_eq!(found(&maps, 1, 0x7f00_0000_1000), Some(rule(48)));
@@ -180,8 +194,11 @@ fn generated_code_is_unwound_by_frame_pointers_and_unknown_files_end_the_stack()
         end: TargetAddr(start + 0x1000),
         module: None,
         generated,
+        file: None,
     };
-    store.set_process(Pid(1), &[at(0x1000, true), at(0x2000, false)], MonotonicNanos(0), |_| None).expect("fits");
+    store
+        .set_process(Pid(1), (&[at(0x1000, true), at(0x2000, false)], &[]), 0, MonotonicNanos(0), |_| None)
+        .expect("fits");
     let kernel = maps.0.borrow();
     assert!(kernel.mappings[0].table.is_frame_pointer());
     assert_eq!(kernel.mappings[1].table, TableRef::NONE);
@@ -191,13 +208,13 @@ fn generated_code_is_unwound_by_frame_pointers_and_unknown_files_end_the_stack()
 fn the_agent_finds_the_same_rules_as_the_kernel_side() {
     let (mut store, maps) = store(100);
     let (generated, unknown) = (
-        MappedCode { start: TargetAddr(0x1000), end: TargetAddr(0x2000), module: None, generated: true },
-        MappedCode { start: TargetAddr(0x2000), end: TargetAddr(0x3000), module: None, generated: false },
+        MappedCode { start: TargetAddr(0x1000), end: TargetAddr(0x2000), module: None, generated: true, file: None },
+        MappedCode { start: TargetAddr(0x2000), end: TargetAddr(0x3000), module: None, generated: false, file: None },
     );
     let code = [generated, unknown, mapped(0, 0x40_0000), mapped(1, 0x7f00_0000_0000)];
     // The second module's rows do not begin at index 0.
     let tables = |id: ModuleId| Some(if id.0 == 0 { table(16, 32) } else { table(48, 16) });
-    store.set_process(Pid(1), &code, MonotonicNanos(0), tables).expect("fits");
+    store.set_process(Pid(1), (&code, &[]), 0, MonotonicNanos(0), tables).expect("fits");
     for address in [0x40_0000, 0x40_1234, 0x40_2000, 0x40_ffff, 0x7f00_0000_1000, 0x7f00_0000_2fff] {
         assert_eq!(store.rule_at(Pid(1), address, None).ok(), found(&maps, 1, address), "{address:#x}");
     }
@@ -214,7 +231,9 @@ fn copies_are_permitted_anew_with_each_registration() {
     let (mut store, maps) = store(100);
     let permitted = || maps.0.borrow().processes[&1].copies;
     let register = |store: &mut TableStore<Maps>| {
-        store.set_process(Pid(1), &[mapped(0, 0x10_0000)], MonotonicNanos(0), |_| Some(table(16, 32))).expect("fits");
+        store
+            .set_process(Pid(1), (&[mapped(0, 0x10_0000)], &[]), 0, MonotonicNanos(0), |_| Some(table(16, 32)))
+            .expect("fits");
     };
     store.permit_copies(Pid(1), 5).expect("ignored: it is not registered");
     register(&mut store);
@@ -231,7 +250,7 @@ fn copies_are_permitted_anew_with_each_registration() {
 fn a_process_without_registered_mappings_is_permitted_copies() {
     let (mut store, maps) = store(100);
     assert!(!store.knows(Pid(1)));
-    store.set_process(Pid(1), &[], MonotonicNanos(0), |_| None).expect("fits");
+    store.set_process(Pid(1), (&[], &[]), 0, MonotonicNanos(0), |_| None).expect("fits");
     assert!(store.knows(Pid(1)));
     let expected = maps.0.borrow().processes[&1];
     assert_eq!((expected.count, expected.copies), (0, COPIES_MAX));
@@ -240,7 +259,9 @@ fn a_process_without_registered_mappings_is_permitted_copies() {
         Err(NoRule::Unmapped),
         "so that their walks are continued later"
     );
-    store.set_process(Pid(1), &[mapped(0, 0x10_0000)], MonotonicNanos(0), |_| Some(table(16, 32))).expect("fits");
+    store
+        .set_process(Pid(1), (&[mapped(0, 0x10_0000)], &[]), 0, MonotonicNanos(0), |_| Some(table(16, 32)))
+        .expect("fits");
     assert_ne!(maps.0.borrow().processes[&1].serial, expected.serial, "rules are cached by it");
     assert_eq!(found(&maps, 1, 0x10_1234), Some(rule(16)));
 }
@@ -250,14 +271,16 @@ fn the_least_recently_used_table_is_evicted_unless_it_is_in_use() {
     // Capacity for two tables of two cells.
     let (mut store, maps) = store(4);
     let tables = |id: ModuleId| Some(table(16 + 8 * i32::try_from(id.0).expect("small"), 8));
-    store.set_process(Pid(1), &[mapped(0, 0x10_0000)], MonotonicNanos(0), tables).expect("fits");
-    store.set_process(Pid(2), &[mapped(1, 0x10_0000)], MonotonicNanos(0), tables).expect("fits");
-    let without = store.set_process(Pid(3), &[mapped(2, 0x10_0000)], MonotonicNanos(0), tables).expect("fits");
+    store.set_process(Pid(1), (&[mapped(0, 0x10_0000)], &[]), 0, MonotonicNanos(0), tables).expect("fits");
+    store.set_process(Pid(2), (&[mapped(1, 0x10_0000)], &[]), 0, MonotonicNanos(0), tables).expect("fits");
+    let without =
+        store.set_process(Pid(3), (&[mapped(2, 0x10_0000)], &[]), 0, MonotonicNanos(0), tables).expect("fits");
     assert_eq!(without, [ModuleId(2)], "both are in use");
     assert_eq!(found(&maps, 3, 0x10_1000), None);
     store.remove_process(Pid(1), MonotonicNanos(0)).expect("there");
     assert_eq!(found(&maps, 1, 0x10_1000), None);
-    let without = store.set_process(Pid(3), &[mapped(2, 0x10_0000)], MonotonicNanos(0), tables).expect("fits");
+    let without =
+        store.set_process(Pid(3), (&[mapped(2, 0x10_0000)], &[]), 0, MonotonicNanos(0), tables).expect("fits");
     assert_eq!(without, []);
     assert_eq!(found(&maps, 3, 0x10_1000), Some(rule(32)));
     assert_eq!(found(&maps, 2, 0x10_1000), Some(rule(24)), "the one in use is untouched");
@@ -269,7 +292,7 @@ fn stacks_are_continued_through_code_that_was_just_unmapped() {
     let code = [mapped(0, 0x10_0000), mapped(1, 0x20_0000)];
     let tables = |id: ModuleId| Some(if id.0 == 0 { table(16, 32) } else { table(48, 16) });
     let set = |store: &mut TableStore<Maps>, code: &[MappedCode], nanos| {
-        store.set_process(Pid(1), code, MonotonicNanos(nanos), tables).expect("fits");
+        store.set_process(Pid(1), (code, &[]), 0, MonotonicNanos(nanos), tables).expect("fits");
     };
     let second = u64::try_from(WALK_MAX.as_nanos()).expect("short");
     let at =
@@ -299,16 +322,16 @@ fn tables_of_former_mappings_are_evicted_for_new_ones() {
     let tables = |id: ModuleId| Some(table(16 + 8 * i32::try_from(id.0).expect("small"), 8));
     let set = |store: &mut TableStore<Maps>, modules: [u32; 2]| {
         let code = [mapped(modules[0], 0x10_0000), mapped(modules[1], 0x20_0000)];
-        store.set_process(Pid(1), &code, MonotonicNanos(0), tables).expect("fits")
+        store.set_process(Pid(1), (&code, &[]), 0, MonotonicNanos(0), tables).expect("fits")
     };
     assert_eq!(set(&mut store, [0, 1]), []);
     assert_eq!(set(&mut store, [0, 2]), [ModuleId(2)], "the old mappings are in use until the new ones are written");
     assert_eq!(set(&mut store, [0, 2]), []);
     assert_eq!(found(&maps, 1, 0x20_1000), Some(rule(32)));
     assert_eq!(store.rule_at(Pid(1), 0x20_1000, None), Ok(rule(32)));
-    store.set_process(Pid(1), &[], MonotonicNanos(0), tables).expect("fits");
+    store.set_process(Pid(1), (&[], &[]), 0, MonotonicNanos(0), tables).expect("fits");
     assert_eq!(store.rule_at(Pid(1), 0x10_1000, Some(MonotonicNanos(0))), Ok(rule(16)));
-    store.set_process(Pid(2), &[mapped(3, 0x10_0000)], MonotonicNanos(0), tables).expect("fits");
+    store.set_process(Pid(2), (&[mapped(3, 0x10_0000)], &[]), 0, MonotonicNanos(0), tables).expect("fits");
     assert_eq!(
         store.rule_at(Pid(1), 0x10_1000, Some(MonotonicNanos(0))),
         Err(NoRule::Unmapped),
@@ -320,9 +343,9 @@ fn tables_of_former_mappings_are_evicted_for_new_ones() {
 fn a_new_set_of_mappings_replaces_the_old_one() {
     let (mut store, maps) = store(100);
     let tables = |_| Some(table(16, 32));
-    store.set_process(Pid(1), &[mapped(0, 0x10_0000)], MonotonicNanos(0), tables).expect("fits");
+    store.set_process(Pid(1), (&[mapped(0, 0x10_0000)], &[]), 0, MonotonicNanos(0), tables).expect("fits");
     let code = [mapped(0, 0x10_0000), mapped(1, 0x20_0000)];
-    store.set_process(Pid(1), &code, MonotonicNanos(1), tables).expect("fits");
+    store.set_process(Pid(1), (&code, &[]), 0, MonotonicNanos(1), tables).expect("fits");
     assert_eq!(found(&maps, 1, 0x20_1000), Some(rule(16)));
     assert_eq!(maps.0.borrow().row_writes, 2, "what stayed was not loaded again");
 }
@@ -332,7 +355,7 @@ fn mappings_are_reused_only_when_no_walk_can_read_them() {
     let (mut store, maps) = store(100);
     let code: Vec<_> = (0..6).map(|i| mapped(0, 0x10_0000 * (i + 1))).collect();
     let set = |store: &mut TableStore<Maps>, now| {
-        store.set_process(Pid(1), &code, MonotonicNanos(now), |_| Some(table(16, 32)))
+        store.set_process(Pid(1), (&code, &[]), 0, MonotonicNanos(now), |_| Some(table(16, 32)))
     };
     set(&mut store, 0).expect("6 of 16");
     set(&mut store, 1).expect("12 of 16");
@@ -353,12 +376,12 @@ fn ranges_of_a_process_are_freed_even_if_its_entry_cannot_be_removed() {
     let tables = |_| Some(table(16, 32));
     for i in 0..10 {
         let now = MonotonicNanos(2 * i * SECOND);
-        store.set_process(Pid(1), &six(), now, tables).expect("two sets find room, and the table");
+        store.set_process(Pid(1), (&six(), &[]), 0, now, tables).expect("two sets find room, and the table");
         maps.0.borrow_mut().refuses = Some(Map::Processes);
         store.remove_process(Pid(1), now).expect_err("refused");
         maps.0.borrow_mut().refuses = None;
     }
-    let without = store.set_process(Pid(2), &[mapped(1, 0x10_0000)], MonotonicNanos(30 * SECOND), tables);
+    let without = store.set_process(Pid(2), (&[mapped(1, 0x10_0000)], &[]), 0, MonotonicNanos(30 * SECOND), tables);
     assert_eq!(without.expect("there is room"), [], "nobody uses the other module's table any more");
 }
 
@@ -368,14 +391,14 @@ fn failed_writes_use_no_capacity() {
     let tables = |_| Some(table(16, 32));
     for map in [Map::Rows, Map::Pages, Map::Rules, Map::Mappings, Map::Processes].repeat(4) {
         maps.0.borrow_mut().refuses = Some(map);
-        let refused = store.set_process(Pid(1), &six(), MonotonicNanos(0), |_| Some(table(16, 32)));
+        let refused = store.set_process(Pid(1), (&six(), &[]), 0, MonotonicNanos(0), |_| Some(table(16, 32)));
         // A loaded table and its rules are not written again.
         assert!(refused.is_err() || matches!(map, Map::Rows | Map::Pages | Map::Rules), "{map:?}");
         maps.0.borrow_mut().refuses = None;
         store.remove_process(Pid(1), MonotonicNanos(0)).expect("there or not");
     }
     let code: Vec<_> = (0..16).map(|i| mapped(1, 0x10_0000 * (i + 1))).collect();
-    let without = store.set_process(Pid(2), &code, MonotonicNanos(2 * SECOND), tables);
+    let without = store.set_process(Pid(2), (&code, &[]), 0, MonotonicNanos(2 * SECOND), tables);
     assert_eq!(without.expect("all mappings are free"), [], "nobody uses the other module's table");
 }
 
@@ -410,4 +433,49 @@ proptest! {
         taken.into_iter().for_each(|range| ranges.give_back(range));
         prop_assert_eq!(ranges.take(256), Some(0..256));
     }
+}
+
+/// A module of one page, whose file has this number, mapped whole at `start`.
+fn of_file(module: u32, start: u64) -> MappedCode {
+    MappedCode { file: Some((FileKey::new(8, 1, u64::from(module) + 1), start)), ..mapped(module, start) }
+}
+
+fn change(module: u32, start: u64, is_corrected: bool) -> Mapped {
+    let file = FileKey::new(8, 1, u64::from(module) + 1);
+    let (start, end) = (TargetAddr(start), TargetAddr(start + 0x1_0000));
+    Mapped { pid: Pid(1), start, end, offset: FileOffset(0), file, changes: 1, is_corrected }
+}
+
+#[test]
+fn tables_of_files_are_known_to_the_kernel_side_while_processes_use_them() {
+    let (mut store, maps) = store(100);
+    let tables = |id: ModuleId| Some(if id.0 == 0 { table(16, 32) } else { table(48, 16) });
+    let (first, second) = (of_file(0, 0x10_0000), of_file(1, 0x10_0000));
+    store.set_process(Pid(1), (&[first], &[second]), 0, MonotonicNanos(0), tables).expect("fits");
+    // What the kernel side enters when the second file is mapped elsewhere.
+    let file = maps.0.borrow().files[&FileKey::new(8, 1, 2)];
+    let table = file.table(0x30_0000);
+    assert_eq!(find_rule(&*maps.0.borrow(), &table, 0x30_1000), Some(rule(48)));
+    assert_eq!((file.code_start, file.code_end), (0, 0x1_0000));
+    store.remove_process(Pid(1), MonotonicNanos(0)).expect("there");
+    assert_eq!(maps.0.borrow().files.len(), 2, "a walk may still use their tables");
+    let later = MonotonicNanos(10 * SECOND);
+    store.set_process(Pid(2), (&[], &[]), 0, later, tables).expect("fits");
+    assert!(maps.0.borrow().files.is_empty());
+}
+
+#[test]
+fn corrections_of_the_kernel_side_are_followed() {
+    let (mut store, _maps) = store(100);
+    let tables = |id: ModuleId| Some(if id.0 == 0 { table(16, 32) } else { table(48, 16) });
+    let code = ([of_file(0, 0x10_0000), of_file(0, 0x20_0000)], [of_file(1, 0x10_0000)]);
+    store.set_process(Pid(1), (&code.0, &code.1), 0, MonotonicNanos(0), tables).expect("fits");
+    let at = |store: &TableStore<Maps>, address| store.rule_at(Pid(1), address, None);
+    assert_eq!(at(&store, 0x10_1000), Ok(rule(16)));
+    store.correct(Pid(1), &change(1, 0x10_0000, true));
+    assert_eq!(at(&store, 0x10_1000), Ok(rule(48)));
+    store.correct(Pid(1), &change(7, 0x10_8000, false));
+    assert_eq!(at(&store, 0x10_9000), Err(NoRule::Unmapped), "nobody knows what is there");
+    assert_eq!(at(&store, 0x20_1000), Ok(rule(16)), "the others stay");
+    store.correct(Pid(2), &change(1, 0x10_0000, true));
 }

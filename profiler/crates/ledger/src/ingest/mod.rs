@@ -7,21 +7,22 @@ pub mod record;
 use std::mem::offset_of;
 use std::sync::Arc;
 
-use heapbpf_base::address::TargetAddr;
+use heapbpf_base::address::{FileOffset, TargetAddr};
 use heapbpf_base::ids::{HeapId, HookId, Pid, StackId, Tid};
 use heapbpf_base::units::MonotonicNanos;
 use profiler_common::limits::STACK_FRAMES_MAX;
 use profiler_common::live::LiveBlock;
+use profiler_common::mapped::FileKey;
 use profiler_common::record::{
-    AllocRecord, ExecRecord, ForkRecord, FreeRecord, RawStackHeader, RecordHeader, RecordKind, RemapRecord,
-    StackHeader, StackPageRecord,
+    AllocRecord, ExecRecord, ForkRecord, FreeRecord, MappedRecord, RawStackHeader, RecordHeader, RecordKind,
+    RemapRecord, StackHeader, StackPageRecord,
 };
 use profiler_common::stack::StackEnd;
 use profiler_common::step::Registers;
 
 use self::event::{Allocation, Event, Free, Remap, Stack};
 use self::field::{DecodeError, field, word};
-use self::record::{Exec, Fork, RawCode, RawStack, Record, StackPage};
+use self::record::{Exec, Fork, Mapped, RawCode, RawStack, Record, StackPage};
 
 pub fn decode(bytes: &[u8]) -> Result<Record, DecodeError> {
     let kind = *bytes.first().ok_or(DecodeError::Short)?;
@@ -36,6 +37,7 @@ pub fn decode(bytes: &[u8]) -> Result<Record, DecodeError> {
         RecordKind::Exec => exec(bytes).map(Record::Exec),
         RecordKind::RawStack => raw_stack(bytes),
         RecordKind::StackPage => stack_page(bytes),
+        RecordKind::Mapped => mapped(bytes).map(Record::Mapped),
         kind @ (RecordKind::Code | RecordKind::CodePlace | RecordKind::RubyCode | RecordKind::PhpCode) => {
             code(kind, bytes).map(Record::Code)
         }
@@ -85,6 +87,19 @@ fn exec(bytes: &[u8]) -> Result<Exec, DecodeError> {
         pid: Pid(pid),
         by_other_thread: tid != pid,
         time: MonotonicNanos(field!(bytes, ExecRecord, time_ns, u64)),
+    })
+}
+
+fn mapped(bytes: &[u8]) -> Result<Mapped, DecodeError> {
+    let device = field!(bytes, MappedRecord, file.device, u32);
+    Ok(Mapped {
+        pid: Pid(field!(bytes, MappedRecord, header.tgid, u32)),
+        start: TargetAddr(field!(bytes, MappedRecord, start, u64)),
+        end: TargetAddr(field!(bytes, MappedRecord, end, u64)),
+        offset: FileOffset(field!(bytes, MappedRecord, offset, u64)),
+        file: FileKey { inode: field!(bytes, MappedRecord, file.inode, u64), device, reserved: 0 },
+        changes: field!(bytes, MappedRecord, changes, u32),
+        is_corrected: field!(bytes, MappedRecord, is_corrected, u32) != 0,
     })
 }
 

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use heapbpf_base::address::TargetAddr;
+use heapbpf_base::address::{FileOffset, TargetAddr};
 use heapbpf_base::ids::{Pid, StackId};
 use heapbpf_base::units::MonotonicNanos;
+use profiler_common::mapped::FileKey;
 use profiler_common::record::RecordKind;
 use profiler_common::step::Registers;
 
@@ -20,6 +21,8 @@ pub enum Record {
     Fork(Fork),
     Exec(Exec),
     Code(RawCode),
+    /// A target has mapped something where it had code; stacks through it may follow.
+    Mapped(Mapped),
     /// The memory that a stack was unwound from. Sent on request only, and possibly before the frames.
     RawStack(Pid, StackId, RawStack),
     /// A page of a stack that the kernel side did not unwind completely; all pages precede the frames.
@@ -49,6 +52,23 @@ pub struct Exec {
     /// Not the main thread called: per-process links, which the kernel ties to the main thread, are lost.
     pub by_other_thread: bool,
     pub time: MonotonicNanos,
+}
+
+/// A mapping that a process makes where it has had code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mapped {
+    pub pid: Pid,
+    pub start: TargetAddr,
+    /// Exclusive.
+    pub end: TargetAddr,
+    /// Offset in the file of the first byte.
+    pub offset: FileOffset,
+    /// The file; all 0 for memory without a file, and if it is not known.
+    pub file: FileKey,
+    /// Number of this change among those of the process.
+    pub changes: u32,
+    /// Whether the kernel side unwinds stacks through it.
+    pub is_corrected: bool,
 }
 
 /// A copy of a stack, with the registers at the entry of the hooked function.

@@ -79,8 +79,10 @@ impl Unaccounted {
 
 impl Health {
     pub fn add_loss(&mut self, loss: Loss, count: u64) {
-        if count > 0 {
-            self.lost.push((loss, count));
+        match self.lost.iter_mut().find(|(known, _)| *known == loss) {
+            Some((_, known)) => *known += count,
+            None if count > 0 => self.lost.push((loss, count)),
+            None => {}
         }
     }
 

@@ -45,6 +45,11 @@ pub enum Loss {
     #[strum(message = "there were too many processes to profile them all")]
     #[strum(detailed_message = "select fewer with `--cmdline` or `--exclude`")]
     TargetsFull,
+    #[strum(message = "code that was mapped where there was other code could not be reported")]
+    #[strum(
+        detailed_message = "names of functions at its addresses may be those of the other code; raise `--ring-size`"
+    )]
+    MappingMissed,
     #[strum(message = "processes of `--pid` that could not be recorded")]
     #[strum(detailed_message = "the report gives the reasons (`others.skipped`)")]
     ProcessSkipped,

@@ -183,6 +183,12 @@ pub fn executable_mappings(pid: Pid) -> Result<Vec<Mapping>, ProcError> {
     Ok(read(pid, parse_mapping)?.0)
 }
 
+/// Mappings of files of a process, whatever their permissions, by rising address, at most 2²⁰.
+pub fn file_mappings(pid: Pid) -> Result<Vec<Mapping>, ProcError> {
+    let parse = |line: &[u8]| parse_any(line).map(|mapping| Some(mapping).filter(|it| it.inode != 0));
+    Ok(read(pid, parse)?.0)
+}
+
 /// Regions of a process by rising address; empty for kernel threads and zombies. Fails above 2²⁰: leaving some out would report
 /// false leaks.
 pub fn regions(pid: Pid) -> Result<Vec<Region>, ProcError> {
@@ -239,15 +245,17 @@ fn split(line: &[u8]) -> Option<Line<'_>> {
 
 /// Parses a line. `Some(None)` for a mapping that is not executable, `None` for an invalid line.
 pub fn parse_mapping(line: &[u8]) -> Option<Option<Mapping>> {
-    let Line { start, end, permissions, offset, device, inode, name } = split(line)?;
-    let executable = *permissions.get(2)? == b'x';
+    let executable = *split(line)?.permissions.get(2)? == b'x';
+    let mapping = parse_any(line)?;
+    Some(executable.then_some(mapping))
+}
+
+fn parse_any(line: &[u8]) -> Option<Mapping> {
+    let Line { start, end, offset, device, inode, name, .. } = split(line)?;
     let (major, minor) = pair(device, b':')?;
     let inode = std::str::from_utf8(inode).ok()?.parse().ok()?;
-    if !executable {
-        return Some(None);
-    }
     let device = Device { major: u32::try_from(major).ok()?, minor: u32::try_from(minor).ok()? };
-    Some(Some(Mapping { start, end, offset, device, inode, name: mapping_name(name) }))
+    Some(Mapping { start, end, offset, device, inode, name: mapping_name(name) })
 }
 
 /// Name of a mapping. Executable heaps and stacks (generated code) and labels `[anon:…]`, which the process chooses, are

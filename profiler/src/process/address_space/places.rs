@@ -1,0 +1,266 @@
+//! Places of code: what a process maps where other code was gets addresses of its own, which no process uses. So an address of a
+//! stack stands for one piece of code, whatever is mapped there later.
+
+use std::collections::BTreeMap;
+
+use heapbpf_base::address::{FileOffset, TargetAddr};
+use heapbpf_base::ids::ModuleId;
+use profiler_common::mapped::FileKey;
+use rustc_hash::FxHashMap;
+
+/// First address that stands for replaced code, above those of any process (`TASK_SIZE_MAX` in
+/// arch/x86/include/asm/page_64_types.h, with five levels of page tables) and below those of interpreted code.
+const FIRST: u64 = 1 << 57;
+/// End of these addresses.
+const END: u64 = 1 << 62;
+/// Maximum number of pieces of code. Further ones have addresses, but no names: a process that generates code where libraries were.
+const PIECES_MAX: usize = 1 << 14;
+
+/// What is mapped: a file, or memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Code {
+    pub(super) file: FileKey,
+    /// Address that the file's first byte has or would have, wrapping; that of the mapping for memory.
+    pub(super) base: u64,
+}
+
+impl Code {
+    /// Memory that is in no file.
+    pub(super) fn is_generated(&self) -> bool {
+        self.file.inode == 0 && self.file.device == 0
+    }
+}
+
+/// A piece of code, and the addresses that stand for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub(super) code: Code,
+    /// Its own addresses.
+    pub(super) start: u64,
+    pub(super) end: u64,
+    /// Distance of the addresses that stand for the piece from its own; 0 for what was there first.
+    pub(super) shift: u64,
+    /// The file's module, once it has been read; for memory the one whose code was moved there.
+    pub(super) module: Option<ModuleId>,
+    /// Offset in the module's file of the first byte.
+    pub(super) offset: u64,
+}
+
+impl Piece {
+    fn new(code: Code, (start, end): (u64, u64), shift: u64, module: Option<ModuleId>) -> Self {
+        Self { code, start, end, shift, module, offset: start.wrapping_sub(code.base) }
+    }
+
+    pub(super) fn placed(&self) -> (TargetAddr, TargetAddr) {
+        (TargetAddr(self.start + self.shift), TargetAddr(self.end + self.shift))
+    }
+
+    fn find(&self, address: TargetAddr) -> Found {
+        let own = address.0 - self.shift;
+        match self.module {
+            Some(module) => Found::Module(module, FileOffset(self.offset.saturating_add(own - self.start))),
+            None if self.code.is_generated() => Found::Generated(FileOffset(own)),
+            None => Found::Unread,
+        }
+    }
+}
+
+/// What a process has mapped since it is watched. Empty unless it has mapped code where other code was, or files that were not read
+/// when they were mapped.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Places {
+    /// By the first address that stands for the piece.
+    pieces: BTreeMap<u64, Piece>,
+    known: FxHashMap<Code, u64>,
+    /// What is mapped now, by its first address: the first address that stands for it, and its end.
+    mapped: BTreeMap<u64, (u64, u64)>,
+    /// Number of bytes of addresses that were given to replaced code.
+    given: u64,
+}
+
+/// What is at an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    Module(ModuleId, FileOffset),
+    /// With the address of the code itself.
+    Generated(FileOffset),
+    /// The file was never read.
+    Unread,
+}
+
+impl Places {
+    pub(super) fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    pub(super) fn pieces(&self) -> impl Iterator<Item = &Piece> {
+        self.pieces.values()
+    }
+
+    /// Whether code other than this was mapped in the range.
+    pub(super) fn has_other(&self, code: &Code, (start, end): (u64, u64)) -> bool {
+        let is_other = |it: &Piece| it.code != *code && !(it.code.is_generated() && code.is_generated());
+        self.pieces.values().any(|it| it.start < end && start < it.end && is_other(it))
+    }
+
+    /// Whether this is mapped now, at one of these addresses.
+    pub(super) fn is_mapped(&self, code: &Code, (start, end): (u64, u64)) -> bool {
+        let mut mapped = self.mapped.iter().filter(|(from, (_, to))| **from < end && start < *to);
+        mapped.any(|(_, (placed, _))| self.pieces.get(placed).is_some_and(|piece| piece.code == *code))
+    }
+
+    /// Whether something else is mapped now at some of these addresses.
+    pub(super) fn is_other_mapped(&self, code: &Code, (start, end): (u64, u64)) -> bool {
+        let mut mapped = self.mapped.iter().filter(|(from, (_, to))| **from < end && start < *to);
+        mapped.any(|(_, (placed, _))| self.pieces.get(placed).is_none_or(|piece| piece.code != *code))
+    }
+
+    /// A file that nobody has read yet, with this base, of which these addresses are a part.
+    pub(super) fn unread(&self, base: u64, (start, end): (u64, u64)) -> Option<Code> {
+        let is_it = |it: &&Piece| {
+            it.module.is_none() && !it.code.is_generated() && it.code.base == base && it.start <= start && end <= it.end
+        };
+        let mut mapped = self.mapped.values().filter_map(|(placed, _)| self.pieces.get(placed));
+        mapped.find(is_it).map(|piece| piece.code)
+    }
+
+    /// Adds code that was there before anything replaced it. No effect if something is known to have been there.
+    pub(super) fn add_first(&mut self, code: Code, (start, end): (u64, u64), module: Option<ModuleId>) {
+        let is_taken = self.pieces.range(..end).next_back().is_some_and(|(_, it)| it.end > start);
+        if !is_taken && self.pieces.len() < PIECES_MAX && start < end && end <= FIRST {
+            self.pieces.insert(start, Piece::new(code, (start, end), 0, module));
+            self.known.insert(code, start);
+        }
+    }
+
+    /// Notes that this code is mapped from now on, and nothing else that was in the range. `is_replacing` if other code was there.
+    pub(super) fn map(&mut self, code: Code, (start, end): (u64, u64), module: Option<ModuleId>, is_replacing: bool) {
+        if start >= end || end > FIRST {
+            return;
+        }
+        let overlaps = |(&from, &(_, to)): (&u64, &(u64, u64))| (to > start).then_some(from);
+        let gone: Vec<u64> = self.mapped.range(..end).rev().map_while(overlaps).collect();
+        for from in gone {
+            self.mapped.remove(&from);
+        }
+        if let Some(piece) = self.known.get(&code).and_then(|placed| self.pieces.get_mut(placed)) {
+            piece.module = piece.module.or(module);
+            self.mapped.insert(piece.start, (piece.placed().0.0, piece.end));
+            return;
+        }
+        if !is_replacing {
+            self.add_first(code, (start, end), module);
+            return;
+        }
+        let bytes = (end - start).next_multiple_of(1 << 16);
+        let placed = FIRST + self.given;
+        if bytes > END - placed {
+            return;
+        }
+        self.given += bytes;
+        if self.pieces.len() < PIECES_MAX {
+            self.pieces.insert(placed, Piece::new(code, (start, end), placed - start, module));
+            self.known.insert(code, placed);
+        }
+        self.mapped.insert(start, (placed, end));
+    }
+
+    /// The address that stands for what is mapped at this address now.
+    pub(super) fn place(&self, address: TargetAddr) -> TargetAddr {
+        match self.mapped.range(..=address.0).next_back() {
+            Some((&start, &(placed, end))) if address.0 < end => TargetAddr(placed + (address.0 - start)),
+            _ => address,
+        }
+    }
+
+    /// Gives the pieces of a file their module.
+    pub(super) fn name(&mut self, code: &Code, module: ModuleId) {
+        if let Some(piece) = self.known.get(code).and_then(|placed| self.pieces.get_mut(placed)) {
+            piece.module = Some(module);
+        }
+    }
+
+    /// Gives the memory at this address, which is in no file, the module whose code was moved there.
+    pub(super) fn name_moved(&mut self, start: u64, module: ModuleId, offset: FileOffset) {
+        for piece in self.pieces.values_mut().filter(|it| it.code.is_generated() && it.start == start) {
+            piece.module = Some(module);
+            piece.offset = offset.0;
+        }
+    }
+
+    pub(super) fn find(&self, address: TargetAddr) -> Option<Found> {
+        let (_, piece) = self.pieces.range(..=address.0).next_back()?;
+        let (start, end) = piece.placed();
+        (start..end).contains(&address).then(|| piece.find(address))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn code(inode: u64, base: u64) -> Code {
+        Code { file: FileKey::new(8, 1, inode), base }
+    }
+
+    fn module(id: u32, offset: u64) -> Option<Found> {
+        Some(Found::Module(ModuleId(id), FileOffset(offset)))
+    }
+
+    #[test]
+    fn code_at_a_used_address_has_addresses_of_its_own() {
+        let mut places = Places::default();
+        let at = |places: &Places, address: u64| places.place(TargetAddr(address));
+        let (first, second, third) = (code(1, 0x6000), code(2, 0x5000), code(3, 0x5000));
+        places.map(first, (0x7000, 0x9000), Some(ModuleId(1)), false);
+        assert_eq!(at(&places, 0x7800), TargetAddr(0x7800));
+        assert!(places.has_other(&second, (0x6000, 0x7001)) && !places.has_other(&second, (0x6000, 0x7000)));
+        places.map(second, (0x6000, 0x8000), Some(ModuleId(2)), true);
+        let placed = at(&places, 0x7800);
+        assert!(placed.0 >= FIRST);
+        assert_eq!(places.find(placed), module(2, 0x2800));
+        assert_eq!(places.find(TargetAddr(0x7800)), module(1, 0x1800), "what was there first keeps its addresses");
+        assert_eq!(at(&places, 0x8800), TargetAddr(0x8800), "nothing is known to be mapped there");
+        // The first one again, and the second one.
+        places.map(first, (0x7000, 0x9000), None, true);
+        assert_eq!(at(&places, 0x7800), TargetAddr(0x7800));
+        places.map(second, (0x6000, 0x8000), None, true);
+        assert_eq!(at(&places, 0x7800), placed);
+        // A rebuilt file, which nobody has read.
+        places.map(third, (0x6000, 0x8000), None, true);
+        let other = at(&places, 0x7800);
+        assert!(other != placed && places.find(other) == Some(Found::Unread));
+        assert_eq!(places.unread(0x5000, (0x7000, 0x8000)), Some(third));
+        assert_eq!(places.unread(0x5000, (0x7000, 0x8001)), None);
+        places.name(&third, ModuleId(3));
+        assert_eq!(places.find(other), module(3, 0x2800));
+        assert!(places.is_mapped(&third, (0x7000, 0x7001)) && !places.is_mapped(&second, (0x7000, 0x7001)));
+    }
+
+    #[test]
+    fn generated_code_and_moved_code_are_distinguished() {
+        let mut places = Places::default();
+        places.add_first(code(1, 0x6000), (0x7000, 0x9000), Some(ModuleId(1)));
+        places.map(Code { file: FileKey::new(0, 0, 0), base: 0x7000 }, (0x7000, 0x9000), None, true);
+        let placed = places.place(TargetAddr(0x7010));
+        assert_eq!(places.find(placed), Some(Found::Generated(FileOffset(0x7010))));
+        places.name_moved(0x7000, ModuleId(1), FileOffset(0x1000));
+        assert_eq!(places.find(placed), module(1, 0x1010));
+    }
+
+    #[test]
+    fn pieces_are_limited_and_further_ones_have_no_names() {
+        let mut places = Places::default();
+        let count = PIECES_MAX as u64 + 10;
+        for inode in 1..=count {
+            places.map(code(inode, 0x7000), (0x7000, 0x8000), Some(ModuleId(1)), inode > 1);
+        }
+        assert_eq!(places.pieces.len(), PIECES_MAX);
+        assert_eq!(places.find(places.place(TargetAddr(0x7010))), None);
+        assert_eq!(places.mapped.len(), 1);
+        for range in [(5, 5), (7, 3), (FIRST, FIRST + 1), (u64::MAX - 1, u64::MAX)] {
+            places.map(code(1, range.0), range, None, true);
+        }
+        assert_eq!(places.mapped.len(), 1, "ranges that no process has");
+    }
+}
