@@ -88,27 +88,44 @@ impl CodeRange {
     }
 }
 
+/// Numbers of changes of a process's mappings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    pub seen: u32,
+    pub reported: u32,
+}
+
 /// What has happened to the registered mappings of a process. The kernel side alone changes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct MappingState {
-    /// Number of changes since the process's exec.
+    /// Number of changes since the process's exec. Counted before the kernel has changed the mappings, with the lock for that held.
     pub changes: u32,
+    /// Number of changes since the process was first registered, which were sent to the agent, or dropped.
+    pub reported: u32,
     /// Serial of the rows since they were corrected.
     pub serial: u32,
     /// Serial of the registration whose rows have all changes; 0 if none has.
     pub corrected: u32,
     /// Serial of the registration that a forked process has, too: its rows must not be corrected. 0 if there is none.
     pub shared: u32,
+    /// Always 0.
+    pub reserved: u32,
     /// Contains all ranges where code has replaced other code. Ids of stacks that pass through it depend on the code there.
     pub reused: CodeRange,
-    /// Contains the ranges of all changes that the rows may lack.
+    /// Contains the ranges of all changes since the last registration that had all of them, and so all that the rows may lack.
     pub recent: CodeRange,
+}
+
+impl MappingState {
+    pub const fn counts(&self) -> Changes {
+        Changes { seen: self.changes, reported: self.reported }
+    }
 }
 
 const _: () = assert!(size_of::<FileKey>() == 16 && align_of::<FileKey>() == 8);
 const _: () = assert!(size_of::<CodeFile>() == 32);
-const _: () = assert!(size_of::<MappingState>() == 48);
+const _: () = assert!(size_of::<MappingState>() == 56);
 
 #[cfg(test)]
 mod tests {

@@ -45,8 +45,8 @@ pub enum RecordKind {
     RubyCode = 13,
     /// A function of PHP that a stack contains: a [`PhpCodeRecord`](crate::php::PhpCodeRecord).
     PhpCode = 14,
-    /// A target has mapped something else where it had code: [`MappedRecord`]. Written before new code can run there, and so before
-    /// the stacks through it.
+    /// A target has mapped a file, or memory where it had code of a file: [`MappedRecord`]. Written before new code can run there, and
+    /// so before the stacks through it.
     Mapped = 15,
 }
 
@@ -258,8 +258,8 @@ pub struct MappedRecord {
     pub offset: u64,
     /// The file; all 0 for memory without a file, and if it is not known.
     pub file: FileKey,
-    /// Number of changes of the process's mappings, this one included.
-    pub changes: u32,
+    /// Number of this change among those of the process that are sent: from 1 on.
+    pub number: u32,
     /// 1 if the rows of the process have this mapping with its table, so that the agent has nothing to do for unwinding.
     pub is_corrected: u32,
 }

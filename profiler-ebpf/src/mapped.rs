@@ -5,7 +5,7 @@
 //! process never overlap. A dynamic linker maps a library once like this, from its first byte to its last one, and its segments over
 //! that. Mappings at addresses that the process chooses are not seen; nor is code that the process itself moves.
 //!
-//! Most mappings are where the agent has registered no code, and end at that search.
+//! Most mappings are memory without a file where the agent has registered no code: nothing changes.
 //!
 //! The tracepoint is preemptible on Linux 7.x, and the kernel does not run a program while another task's run of it is preempted on
 //! the same CPU. So there are two copies: what one has handled is no change to the other.
@@ -28,14 +28,18 @@ const REPLACED_MAX: usize = 8;
 /// Serials of corrected rows: those of registrations are below.
 const CORRECTED: u32 = 1 << 31;
 
-/// `MAP_ANONYMOUS` in include/uapi/asm-generic/mman-common.h.
+/// `MAP_PRIVATE` in include/uapi/linux/mman.h and `MAP_ANONYMOUS` in include/uapi/asm-generic/mman-common.h. Dynamic linkers map files
+/// privately.
+const PRIVATE: u64 = 0x02;
 const ANONYMOUS: u64 = 0x20;
 
 const NEW: MappingState = MappingState {
     changes: 0,
+    reported: 0,
     serial: 0,
     corrected: 0,
     shared: 0,
+    reserved: 0,
     reused: CodeRange { start: 0, end: 0 },
     recent: CodeRange { start: 0, end: 0 },
 };
@@ -67,7 +71,7 @@ impl Mapped {
         if self.file.inode == 0 { GENERATED } else { self.file.identity(self.base()) }
     }
 
-    /// Finds the file that the current thread is mapping by `mmap`, by the arguments of that system call.
+    /// Finds the file that the current thread is mapping privately by `mmap`, by the arguments of that system call.
     #[inline(always)]
     fn find_file(&mut self) -> Option<()> {
         // SAFETY: the helpers take no arguments, and a pointer that one of them has returned.
@@ -76,7 +80,7 @@ impl Mapped {
         let page_bytes = 1 << config::page_shift();
         let length = bytes.wrapping_add(page_bytes - 1) & !(page_bytes - 1);
         // The kernel may search a longer range, to align the mapping within it.
-        if number != arch::MMAP || flags & ANONYMOUS != 0 || length != self.end.wrapping_sub(self.start) {
+        if number != arch::MMAP || flags & (ANONYMOUS | PRIVATE) != PRIVATE || length != self.end.wrapping_sub(self.start) {
             return None;
         }
         // SAFETY: the helper takes no arguments.
@@ -120,12 +124,11 @@ pub(crate) fn mapped(arguments: &Arguments, _copy: u32) {
     };
     let mut mapped = Mapped { start, end: start.wrapping_add(length), offset: 0, file: NO_FILE };
     let index = first_behind(process.first, process.count, mapped.start);
-    let Some(row) = row_at(&process, index).filter(|row| row.start < mapped.end) else {
-        return;
-    };
+    let row = row_at(&process, index).filter(|row| row.start < mapped.end);
     let _ = mapped.find_file();
     let identity = mapped.identity();
-    if identity == GENERATED && row.identity == GENERATED {
+    // Where there was no code of a file, memory without a file is generated code at most.
+    if identity == GENERATED && row.is_none_or(|row| row.identity == GENERATED) {
         return;
     }
     let Some(state) = state_of(tgid) else {
@@ -134,14 +137,20 @@ pub(crate) fn mapped(arguments: &Arguments, _copy: u32) {
     };
     // SAFETY: the pointer comes from a successful lookup; only this process's calls, which do not overlap, change the value.
     let state = unsafe { &mut *state };
-    let is_known = state.changes == process.changes || state.corrected == process.serial;
-    if is_known && row.identity == identity {
+    let is_registered = process.serial != 0;
+    let is_latest = state.changes == process.changes;
+    let is_known = is_latest || is_registered && state.corrected == process.serial;
+    if is_known && row.is_some_and(|row| row.identity == identity) {
         return;
     }
-    note(state, &mapped, is_known);
-    let is_owned = state.shared != process.serial;
+    let serial = if state.corrected == process.serial { state.serial } else { process.serial };
+    note(state, &mapped, is_latest, row.is_some());
+    let is_owned = is_registered && state.shared != process.serial;
     let (mut is_corrected, mut has_all) = (false, false);
-    if is_owned && (is_known || forget(&process, &state.recent)) {
+    if row.is_none() && is_known && is_registered {
+        // That the rows have nothing there is right. They may be registered again, from mappings that were read before.
+        (state.serial, has_all) = (serial, true);
+    } else if is_owned && (is_known || forget(&process, &state.recent)) {
         (is_corrected, has_all) = correct(&process, index, &mapped);
         // SAFETY: the helper takes no arguments.
         state.serial = unsafe { bpf_get_prandom_u32() } | CORRECTED;
@@ -149,26 +158,35 @@ pub(crate) fn mapped(arguments: &Arguments, _copy: u32) {
     if has_all {
         state.corrected = process.serial;
     }
+    // The agent is about to read the mappings of a program that it does not know yet.
+    if !is_registered {
+        return;
+    }
+    state.reported = state.reported.wrapping_add(1);
     let record = MappedRecord {
         header: RecordHeader::new(RecordKind::Mapped, tgid),
         start: mapped.start,
         end: mapped.end,
         offset: mapped.offset,
         file: mapped.file,
-        changes: state.changes,
+        number: state.reported,
         is_corrected: u32::from(is_corrected),
     };
-    if !(if is_corrected { emit::record(record) } else { emit::urgent(record) }) {
+    let is_urgent = row.is_some() && !is_corrected;
+    let sent = if is_urgent { emit::urgent(record) } else { emit::record(record) };
+    if !sent {
         count(Counter::MappingMissed);
     }
 }
 
 /// Enters a change into the state. From here on, walks do not use the rows where it was.
 #[inline(always)]
-fn note(state: &mut MappingState, mapped: &Mapped, is_known: bool) {
+fn note(state: &mut MappingState, mapped: &Mapped, is_latest: bool, has_replaced: bool) {
     let new = CodeRange { start: mapped.start, end: mapped.end };
-    state.recent = if is_known { new } else { hull(state.recent, new) };
-    state.reused = hull(state.reused, new);
+    state.recent = if is_latest { new } else { hull(state.recent, new) };
+    if has_replaced {
+        state.reused = hull(state.reused, new);
+    }
     state.corrected = 0;
     state.changes = state.changes.wrapping_add(1);
 }

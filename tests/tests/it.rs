@@ -44,6 +44,7 @@ mod observation;
 mod overload;
 mod php;
 mod placement;
+mod plugins;
 mod postgres;
 mod push;
 mod recording;

@@ -8,7 +8,7 @@ use heapbpf_base::ids::Pid;
 use heapbpf_base::language::Language;
 use heapbpf_linux::bpf_map::{read_array, write_array, write_mapped};
 use profiler_common::interpreter::Runtime;
-use profiler_common::mapped::{CodeFile, FileKey, MappingState};
+use profiler_common::mapped::{Changes, CodeFile, FileKey, MappingState};
 use profiler_common::unwind::{PageRows, ProcessMapping, ProcessMappings, RowCell, Rule};
 
 use super::load::{Kernel, LoadError};
@@ -119,8 +119,8 @@ impl UnwindMaps for KernelUnwindMaps {
         }
     }
 
-    fn changes(&self, pid: Pid) -> u32 {
-        self.states.get(&pid.0, 0).map_or(0, |state| state.changes)
+    fn changes(&self, pid: Pid) -> Changes {
+        self.states.get(&pid.0, 0).map_or_else(|_| Changes::default(), |state| state.counts())
     }
 
     fn remove_process(&mut self, pid: Pid) -> io::Result<()> {

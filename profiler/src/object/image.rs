@@ -12,7 +12,7 @@ use heapbpf_base::address::FileOffset;
 use heapbpf_base::ids::Pid;
 use heapbpf_base::shown;
 use heapbpf_linux::known;
-use heapbpf_linux::proc::maps::{Device, FileIdentity, Mapping};
+use heapbpf_linux::proc::maps::{Device, FileIdentity, Mapping, file_mappings};
 use heapbpf_linux::proc::mounts;
 use heapbpf_linux::proc::process::{self, entry_path};
 use heapbpf_linux::rights::Rights;
@@ -277,7 +277,7 @@ pub(crate) fn open_mapped(pid: Pid, mapping: &Mapping, path: &Path) -> Result<Im
         match open_regular(&entry) {
             Err(ObjectError::NotRegular) => return Err(ObjectError::NotRegular),
             Err(_) => {}
-            opened => return opened,
+            Ok(image) => return if is_of(&image, pid, mapping) { Ok(image) } else { Err(ObjectError::Replaced) },
         }
     }
     let rights = Some(Rights::of(pid).ok_or(ObjectError::Gone)?);
@@ -295,6 +295,14 @@ pub(crate) fn open_mapped(pid: Pid, mapping: &Mapping, path: &Path) -> Result<Im
             if is_mapped { Ok(image) } else { Err(ObjectError::Gone) }
         }
     }
+}
+
+/// Whether a file that was opened by the place of a mapping is that mapping's: another file may have been mapped there since the mapping
+/// was read. Overlays and btrfs report other devices for files than for mappings, and overlays other inodes.
+fn is_of(image: &Image, pid: Pid, mapping: &Mapping) -> bool {
+    let is_there = || file_mappings(pid).is_ok_and(|mappings| mappings.contains(mapping));
+    let has_inode = image.identity.inode == mapping.inode;
+    if image.identity.device == mapping.device { has_inode } else { has_inode || is_there() }
 }
 
 /// Opens a file of this machine that a recording names.

@@ -23,6 +23,8 @@ pub enum ObjectError {
     /// Code without a file, such as `[vsyscall]`.
     #[error("there is no file behind this code")]
     NoFile,
+    #[error("something else was mapped there before it was opened")]
+    Replaced,
     #[error("its file system does not answer")]
     Silent,
     /// The directory where that file system is mounted.

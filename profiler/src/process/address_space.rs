@@ -7,18 +7,19 @@ use heapbpf_base::ids::{ModuleId, Pid};
 use heapbpf_ledger::ingest::event::Stack;
 use heapbpf_ledger::ingest::record::Mapped;
 use heapbpf_linux::proc::ProcError;
+use heapbpf_linux::process_memory;
 use heapbpf_linux::proc::maps::{Device, Mapping, MappingName, executable_mappings, file_mappings};
-use profiler_common::mapped::FileKey;
+use profiler_common::mapped::{Changes, FileKey};
 use tracing::debug;
 
 use self::places::{Code, Found, Places};
-use crate::object::elf;
+use crate::object::{ObjectError, elf};
 use crate::object::module::{ModuleStore, Modules};
 
 mod places;
 
 /// Maximum number of files whose identity differs between `maps` and the kernel side.
-const REPORTED_MAX: usize = 1024;
+const SHOWN_MAX: usize = 1024;
 
 /// Maximum number of remembered unmapped ranges, which just-in-time compilers create; the oldest are dropped.
 const RETIRED_MAX: usize = 4096;
@@ -105,9 +106,13 @@ pub struct AddressSpace {
     interpreted: Vec<Interpreted>,
     places: Places,
     /// Files as `maps` shows them and as the kernel side has them, where these differ.
-    reported: Vec<(FileKey, FileKey)>,
-    /// Number of the last change that the kernel side has reported.
+    shown: Vec<(FileKey, FileKey)>,
+    /// Number of changes that the kernel side had counted before the mappings were read.
     changes: u32,
+    /// Number of the last change that the kernel side has reported.
+    reported: u32,
+    /// Whether all changes had been reported when the mappings were read.
+    is_settled: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,8 +135,21 @@ impl AddressSpace {
 
     pub fn of(pid: Pid, current: Vec<MappedModule>, retired: Vec<MappedModule>) -> Self {
         let (generated, interpreted, places) = (None, Vec::new(), Places::default());
-        let reported = Vec::new();
-        Self { pid, current, retired, version: 0, generated, interpreted, places, reported, changes: 0 }
+        let shown = Vec::new();
+        let (changes, reported) = (0, 0);
+        Self {
+            pid,
+            current,
+            retired,
+            version: 0,
+            generated,
+            interpreted,
+            places,
+            shown,
+            changes,
+            reported,
+            is_settled: true,
+        }
     }
 
     pub fn for_child(&self, child: Pid) -> Self {
@@ -145,34 +163,42 @@ impl AddressSpace {
     /// Reads the mappings again. Returns the modules that were not mapped before, in mapping order. On errors, the former
     /// mappings are kept.
     pub fn refresh(&mut self, modules: &mut ModuleStore) -> Result<Vec<ModuleId>, ProcError> {
-        self.refresh_after(0, modules)
+        self.refresh_watched(Changes::default, modules)
     }
 
-    /// As [`refresh`](Self::refresh), after so many changes as the kernel side counts them.
-    pub(crate) fn refresh_after(
+    /// As [`refresh`](Self::refresh). `changes` counts changes of the mappings.
+    pub(crate) fn refresh_watched(
         &mut self,
-        changes: u32,
+        changes: impl Fn() -> Changes,
         modules: &mut ModuleStore,
     ) -> Result<Vec<ModuleId>, ProcError> {
+        let before = changes();
+        if before != Changes::default() {
+            process_memory::wait_for_mappings(self.pid);
+        }
         let mappings = executable_mappings(self.pid)?;
+        // Else stacks that have not arrived may be of other code than what is mapped now.
+        let are_reported = before.reported == self.reported && changes() == before;
+        (self.changes, self.is_settled) = (before.seen, are_reported);
         if mappings.is_empty() {
             // A zombie has no memory any more. Its former mappings are needed for its stacks.
             return Ok(Vec::new());
         }
-        let before = self.modules();
+        let mapped_before = self.modules();
         let known = std::mem::take(&mut self.current);
         let mut moved = MovedCode::new(self.pid);
         self.current = mappings
             .into_iter()
-            .map(|mapping| {
+            .filter_map(|mapping| {
                 let same = known.binary_search_by_key(&mapping.start, |old| old.mapping.start).ok();
-                match same.map(|at| &known[at]).filter(|old| old.is_same(&mapping)) {
-                    Some(old) => old.clone(),
-                    None => match modules.intern_mapping(self.pid, &mapping) {
-                        None => moved.find(mapping, modules),
-                        module => MappedModule { mapping, module },
-                    },
+                if let Some(old) = same.map(|at| &known[at]).filter(|old| old.is_same(&mapping)) {
+                    return Some(old.clone());
                 }
+                let Some(id) = modules.intern_mapping(self.pid, &mapping) else {
+                    return Some(moved.find(mapping, modules));
+                };
+                let is_replaced = modules.get(id).image().is_err_and(|error| *error == ObjectError::Replaced);
+                (!is_replaced).then_some(MappedModule { mapping, module: Some(id) })
             })
             .collect();
         if self.generated.is_none() && self.current.iter().any(|mapped| mapped.module.is_none()) {
@@ -180,7 +206,7 @@ impl AddressSpace {
         }
         self.version += u64::from(self.current != known);
         let is_new = |at: &usize| !known.iter().any(|old| *old == self.current[*at]);
-        let new: Vec<usize> = if changes == self.changes && !known.is_empty() {
+        let new: Vec<usize> = if are_reported && !known.is_empty() {
             (0..self.current.len()).filter(is_new).collect()
         } else {
             Vec::new()
@@ -188,7 +214,7 @@ impl AddressSpace {
         self.retire(known);
         self.map_unreported(&new);
         self.name_places();
-        Ok(self.modules().into_iter().filter(|module| !before.contains(module)).collect())
+        Ok(self.modules().into_iter().filter(|module| !mapped_before.contains(module)).collect())
     }
 
     /// The module that stands for the process's generated code; `None` as long as there is none, and in a replay, where mappings
@@ -225,7 +251,7 @@ impl AddressSpace {
 
     /// Notes what a process has mapped. The stacks that follow may pass through it.
     pub(crate) fn map(&mut self, mapped: &Mapped) {
-        self.changes = mapped.changes;
+        self.reported = mapped.number;
         let (code, range) = (code_of(mapped), (mapped.start.0, mapped.end.0));
         let known = self.current.iter().chain(&self.retired).find(|old| self.code_at(old).file == code.file);
         let module = known.filter(|_| !code.is_generated()).and_then(|old| old.module);
@@ -258,15 +284,21 @@ impl AddressSpace {
         self.places.has_other(code, range) || self.current.iter().chain(&self.retired).any(is_other)
     }
 
-    /// Whether something else is mapped now where this was.
+    /// The file at an address, and the address of its first byte, as of the stacks that were entered last; `None` if it has been there
+    /// since before, or is not reported.
+    pub(crate) fn reported_file(&self, address: TargetAddr) -> Option<(FileKey, u64)> {
+        self.places.mapped_at(address).map(|code| (code.file, code.base))
+    }
+
+    /// Whether something else may be mapped now where this was. A file whose first segment alone is mapped yet has no code in `maps`.
     pub(crate) fn is_replaced(&self, old: &MappedModule) -> bool {
-        self.places.is_other_mapped(&self.code_at(old), old.range())
+        !self.is_settled || self.places.is_other_mapped(&self.code_at(old), old.range())
     }
 
     /// What is mapped, by the file that the kernel side has for it.
     fn code_at(&self, mapped: &MappedModule) -> Code {
         let code = mapped.code();
-        let reported = self.reported.iter().find(|(shown, _)| *shown == code.file);
+        let reported = self.shown.iter().find(|(shown, _)| *shown == code.file);
         Code { file: reported.map_or(code.file, |(_, reported)| *reported), ..code }
     }
 
@@ -308,8 +340,8 @@ impl AddressSpace {
             let (code, shown) = (self.code_at(mapped), mapped.code().file);
             // Before Linux 6.8, `maps` shows another file of an overlay than programs have opened.
             let unread = self.places.unread(code.base, mapped.range()).filter(|it| it.file.device != shown.device);
-            if let Some(unread) = unread.filter(|_| self.reported.len() < REPORTED_MAX) {
-                self.reported.push((shown, unread.file));
+            if let Some(unread) = unread.filter(|_| self.shown.len() < SHOWN_MAX) {
+                self.shown.push((shown, unread.file));
             }
             self.places.name(&unread.unwrap_or(code), module);
         }
@@ -358,6 +390,11 @@ impl AddressSpace {
     /// Whether the address is in mapped code. If not, refresh once for several stacks: mappings may have changed.
     pub fn covers(&self, address: TargetAddr) -> bool {
         self.current_at(address).is_some() || address.is_interpreted() || self.places.find(address).is_some()
+    }
+
+    /// Number of changes that the mappings have, as the kernel side counts them.
+    pub(crate) fn changes(&self) -> u32 {
+        self.changes
     }
 
     /// Increases whenever a refresh finds other mappings than before.

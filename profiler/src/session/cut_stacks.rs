@@ -1,7 +1,9 @@
 //! Completes stacks that were cut at code which their process had mapped since its mappings were last read.
 
+use std::sync::Arc;
 use std::time::Instant;
 
+use heapbpf_base::address::TargetAddr;
 use heapbpf_base::ids::Pid;
 use heapbpf_linux::clock;
 use rustc_hash::FxHashMap;
@@ -46,10 +48,14 @@ impl Probes {
         let mut rules = FxHashMap::default();
         let unwinding = &self.unwinding;
         let former_at = is_last.then(|| clock::now().monotonic);
+        // What is registered may be newer than the stacks; what is reported is not.
+        let space = processes.get(pid).map(|target| Arc::clone(&target.mappings.space));
+        let find = |address: u64| match space.as_ref().and_then(|space| space.reported_file(TargetAddr(address))) {
+            Some(file) => unwinding.rule_in(file, address),
+            None => unwinding.rule_at(pid, address, former_at),
+        };
         let continued = self.copies.resume(pid, is_last, |frames, copy| {
-            resume(frames, copy, |address| {
-                *rules.entry(address).or_insert_with(|| unwinding.rule_at(pid, address, former_at))
-            })
+            resume(frames, copy, |address| *rules.entry(address).or_insert_with(|| find(address)))
         });
         for (id, mut stack) in continued.stacks {
             processes.place(pid, &mut stack);

@@ -1,5 +1,6 @@
 //! Discovery of allocator functions in targets, and of the instructions to probe. Attaches nothing.
 
+use profiler_common::mapped::Changes;
 use anyhow::{Context, Result};
 use heapbpf_base::ids::{HookId, Pid};
 use heapbpf_ledger::model::{InlinedHeap, Origin, UnfoundHook};
@@ -62,7 +63,7 @@ impl Discovery {
 
     pub(super) fn open(&mut self, pid: Pid) -> Result<Target> {
         let mut target = Target::open(pid, Origin::Running, None)?;
-        target.refresh_mappings(0, &mut self.modules);
+        target.refresh_mappings(Changes::default, &mut self.modules);
         match self.discover(&mut target) {
             Ok(_) => Ok(target),
             Err(error) => Err(target.explain(error)),

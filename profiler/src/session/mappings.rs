@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use profiler_common::mapped::Changes;
 use heapbpf_base::ids::Pid;
 use heapbpf_ledger::ingest::event::Stack;
 use heapbpf_ledger::ingest::record::Mapped;
-use tracing::debug;
+use tracing::{debug, trace};
 
 use super::generated_code::GeneratedCode;
 use crate::object::module::ModuleStore;
@@ -23,8 +24,6 @@ pub(super) struct Mappings {
     pub(super) is_unsearched: bool,
     /// Version of the address space that the kernel side knows.
     registered: u64,
-    /// Number of changes, as the kernel side counts them, that the mappings had when they were last read.
-    changes: u32,
     /// The process has mapped code that the kernel side cannot unwind yet.
     has_new: bool,
     read: Instant,
@@ -54,7 +53,6 @@ impl Mappings {
             is_stale: false,
             is_unsearched: false,
             registered: 0,
-            changes: 0,
             has_new: false,
             read: Instant::now(),
             searched: Instant::now(),
@@ -89,19 +87,17 @@ impl Mappings {
         self.registered = self.space.version();
     }
 
-    pub(super) fn changes(&self) -> u32 {
-        self.changes
-    }
-
     /// Notes what the process has just mapped.
     pub(super) fn map(&mut self, mapped: &Mapped) {
-        self.has_new |= !mapped.is_corrected;
-        Arc::make_mut(&mut self.space).map(mapped);
+        let space = Arc::make_mut(&mut self.space);
+        self.has_new |= !mapped.is_corrected && space.replaces(mapped);
+        space.map(mapped);
+        trace!("{mapped:?}");
     }
 
     /// Whether to read the mappings again because the process has mapped code.
     pub(super) fn is_new_due(&self) -> bool {
-        self.has_new && self.is_reload_due()
+        self.has_new && self.read.elapsed() >= self.reload.min(RELOAD_PAUSE_MAX)
     }
 
     pub(super) fn note_search(&mut self) {
@@ -117,18 +113,17 @@ impl Mappings {
         self.is_stale |= stack.frames.iter().any(|&frame| !self.space.covers(frame.inside_call()));
     }
 
-    /// `changes` is how many changes of the mappings the kernel side has seen before.
-    pub(super) fn refresh(&mut self, pid: Pid, is_gone: bool, changes: u32, modules: &mut ModuleStore) {
+    /// `changes` counts the changes of the mappings that the kernel side has seen.
+    pub(super) fn refresh(&mut self, pid: Pid, is_gone: bool, changes: impl Fn() -> Changes, modules: &mut ModuleStore) {
         self.is_stale = false;
         self.has_new = false;
-        self.changes = changes;
         self.read = Instant::now();
         if is_gone {
             return;
         }
         self.link_map = LinkMap::read(pid);
         let version = self.space.version();
-        match Arc::make_mut(&mut self.space).refresh_after(changes, modules) {
+        match Arc::make_mut(&mut self.space).refresh_watched(changes, modules) {
             Ok(added) => {
                 self.is_unsearched |= !added.is_empty();
                 let longer = (self.period * 2).min(READ_PERIOD_MAX);

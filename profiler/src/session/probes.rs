@@ -129,6 +129,10 @@ impl Probes {
         let hooks_before = target.hooks.attached_count();
         self.unwinding.expect(target.pid);
         self.attach(target, rates)?;
+        if !was_recorded {
+            // From here on, the kernel side has seen what was mapped after that was read.
+            self.read_mappings(target);
+        }
         let hooks_added = target.hooks.attached_count().saturating_sub(hooks_before);
         if was_recorded && hooks_added > 0 {
             info!(
@@ -291,14 +295,14 @@ impl Probes {
 
     /// Reads the mappings of a target.
     pub(super) fn read_mappings(&mut self, target: &mut Target) {
-        let changes = self.unwinding.changes(target.pid);
-        target.refresh_mappings(changes, &mut self.discovery.modules);
+        let Self { unwinding, discovery, .. } = self;
+        let pid = target.pid;
+        target.refresh_mappings(|| unwinding.changes(pid), &mut discovery.modules);
     }
 
     pub(super) fn register(&mut self, target: &mut Target) {
         target.mappings.note_registered();
-        let (changes, modules) = (target.mappings.changes(), &mut self.discovery.modules);
-        let registered = self.unwinding.register(&mut target.mappings.space, changes, modules);
+        let registered = self.unwinding.register(&mut target.mappings.space, &mut self.discovery.modules);
         if let Err(error) = registered {
             warn!("{error:#}");
         }

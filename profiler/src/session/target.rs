@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use profiler_common::mapped::Changes;
 use heapbpf_base::ids::{HeapId, Identity, Pid};
 use heapbpf_base::units::{Amounts, MonotonicNanos};
 use heapbpf_ledger::Ledger;
@@ -357,8 +358,8 @@ impl Target {
     }
 
     /// Reads the mappings again: modules must be opened while they are mapped.
-    /// `changes` is how many changes of them the kernel side has seen.
-    pub(super) fn refresh_mappings(&mut self, changes: u32, modules: &mut ModuleStore) {
+    /// `changes` counts the changes of them that the kernel side has seen.
+    pub(super) fn refresh_mappings(&mut self, changes: impl Fn() -> Changes, modules: &mut ModuleStore) {
         let is_gone = self.is_gone();
         self.mappings.refresh(self.pid, is_gone, changes, modules);
         // The rights are narrowed after the modules are loaded: a program with fewer rights may have loaded some of

@@ -12,6 +12,7 @@ use heapbpf_base::units::MonotonicNanos;
 use heapbpf_ledger::ingest::record::Mapped;
 use heapbpf_linux::clock;
 use heapbpf_linux::proc::maps::Mapping;
+use profiler_common::mapped::{Changes, FileKey};
 use profiler_common::limits::{MAPPINGS_MAX, PROCESS_MAPPINGS_MAX, UNWIND_PAGES_MAX};
 use profiler_common::unwind::{RowCell, Rule, TableRef};
 use tracing::{debug, info, warn};
@@ -184,13 +185,7 @@ impl Unwinding {
     }
 
     /// Finds the process's interpreter too, which becomes part of the address space.
-    /// `changes` is how many changes of its mappings the address space has.
-    pub(super) fn register(
-        &mut self,
-        space: &mut Arc<AddressSpace>,
-        changes: u32,
-        modules: &mut ModuleStore,
-    ) -> Result<()> {
+    pub(super) fn register(&mut self, space: &mut Arc<AddressSpace>, modules: &mut ModuleStore) -> Result<()> {
         let Some(store) = &mut self.store else {
             return Ok(());
         };
@@ -207,10 +202,11 @@ impl Unwinding {
             warn!("process `{}`: too many virtual machines: stacks lack its {language} functions", space.pid());
         }
         let (code, former) = code_of(space, modules);
+        tracing::trace!("registered after {} changes: {code:?}, former {former:?}", space.changes());
         let tables = &mut self.tables;
         let (started, spent) = (Instant::now(), tables.spent);
         let without_room = store
-            .set_process(space.pid(), (&code, &former), changes, clock::now().monotonic, |id| tables.take(id, modules))
+            .set_process(space.pid(), (&code, &former), space.changes(), clock::now().monotonic, |id| tables.take(id, modules))
             .with_context(|| format!("cannot write the unwind tables of process `{}`", space.pid()))?;
         let writing = started.elapsed().saturating_sub(tables.spent - spent);
         let building = std::mem::take(&mut tables.spent);
@@ -240,8 +236,8 @@ impl Unwinding {
     }
 
     /// Number of changes of a process's mappings that the kernel side has seen.
-    pub(super) fn changes(&self, pid: Pid) -> u32 {
-        self.store.as_ref().map_or(0, |store| store.changes(pid))
+    pub(super) fn changes(&self, pid: Pid) -> Changes {
+        self.store.as_ref().map_or_else(Changes::default, |store| store.changes(pid))
     }
 
     /// Follows a correction that the kernel side has made.
@@ -255,6 +251,11 @@ impl Unwinding {
     /// `former_at`.
     pub(super) fn rule_at(&self, pid: Pid, address: u64, former_at: Option<MonotonicNanos>) -> Result<Rule, NoRule> {
         self.store.as_ref().map_or(Err(NoRule::NoTable), |store| store.rule_at(pid, address, former_at))
+    }
+
+    /// As above, in a file whose first byte has this address, or would have it.
+    pub(super) fn rule_in(&self, (file, base): (FileKey, u64), address: u64) -> Result<Rule, NoRule> {
+        self.store.as_ref().map_or(Err(NoRule::NoTable), |store| store.rule_in(&file, base, address))
     }
 
     /// Denies copies of stacks to a process until its mappings are registered again, or [`try_copies`](Self::try_copies).

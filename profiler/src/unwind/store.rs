@@ -11,7 +11,7 @@ use heapbpf_base::ids::{ModuleId, Pid};
 use heapbpf_base::units::MonotonicNanos;
 use heapbpf_ledger::ingest::record::Mapped;
 use profiler_common::limits::RUNTIMES_MAX;
-use profiler_common::mapped::{CodeFile, FileKey, GENERATED};
+use profiler_common::mapped::{Changes, CodeFile, FileKey, GENERATED};
 use profiler_common::unwind::{
     COPIES_MAX, PageRows, ProcessMapping, ProcessMappings, ReadTables, RowCell, Rule, TableRef, UnwindRow, find_rule,
 };
@@ -32,7 +32,7 @@ pub(crate) trait UnwindMaps {
     /// Sets or removes the table of a file.
     fn set_code_file(&mut self, file: FileKey, table: Option<CodeFile>) -> io::Result<()>;
     /// Number of changes of a process's mappings that the kernel side has seen.
-    fn changes(&self, pid: Pid) -> u32;
+    fn changes(&self, pid: Pid) -> Changes;
     fn read_cell(&self, index: u32) -> Option<RowCell>;
     fn read_page(&self, index: u32) -> Option<PageRows>;
     /// Succeeds if the process is missing: the kernel side removes processes too.
@@ -156,7 +156,7 @@ impl<M: UnwindMaps> TableStore<M> {
     }
 
     /// Number of changes of a process's mappings that the kernel side has seen: those that mappings have which are read from now on.
-    pub(crate) fn changes(&self, pid: Pid) -> u32 {
+    pub(crate) fn changes(&self, pid: Pid) -> Changes {
         self.maps.changes(pid)
     }
 
@@ -368,6 +368,12 @@ impl<M: UnwindMaps> TableStore<M> {
         } else {
             Err(NoRule::NoTable)
         }
+    }
+
+    /// Searches the unwind rule of an address in a file whose first byte has this address, or would have it.
+    pub(crate) fn rule_in(&self, file: &FileKey, base: u64, address: u64) -> Result<Rule, NoRule> {
+        let (_, file) = self.files.get(file).ok_or(NoRule::Unmapped)?;
+        find_rule(self, &file.table(base), address).ok_or(NoRule::Gap)
     }
 
     /// The kernel side caches rules by serial, so a serial must not be that of other mappings. 2^31 registrations take years.

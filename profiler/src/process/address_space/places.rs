@@ -109,6 +109,11 @@ impl Places {
         mapped.any(|(_, (placed, _))| self.pieces.get(placed).is_some_and(|piece| piece.code == *code))
     }
 
+    pub(super) fn mapped_at(&self, address: TargetAddr) -> Option<Code> {
+        let (_, (placed, end)) = self.mapped.range(..=address.0).next_back()?;
+        self.pieces.get(placed).filter(|_| address.0 < *end).map(|piece| piece.code)
+    }
+
     /// Whether something else is mapped now at some of these addresses.
     pub(super) fn is_other_mapped(&self, code: &Code, (start, end): (u64, u64)) -> bool {
         let mut mapped = self.mapped.iter().filter(|(from, (_, to))| **from < end && start < *to);
@@ -150,6 +155,9 @@ impl Places {
         }
         if !is_replacing {
             self.add_first(code, (start, end), module);
+            if self.known.contains_key(&code) {
+                self.mapped.insert(start, (start, end));
+            }
             return;
         }
         let bytes = (end - start).next_multiple_of(1 << 16);

@@ -90,8 +90,8 @@ impl UnwindMaps for Maps {
         }
         Ok(())
     }
-    fn changes(&self, _: Pid) -> u32 {
-        0
+    fn changes(&self, _: Pid) -> Changes {
+        Changes::default()
     }
     fn remove_process(&mut self, pid: Pid) -> io::Result<()> {
         self.ask(Map::Processes)?;
@@ -443,7 +443,7 @@ fn of_file(module: u32, start: u64) -> MappedCode {
 fn change(module: u32, start: u64, is_corrected: bool) -> Mapped {
     let file = FileKey::new(8, 1, u64::from(module) + 1);
     let (start, end) = (TargetAddr(start), TargetAddr(start + 0x1_0000));
-    Mapped { pid: Pid(1), start, end, offset: FileOffset(0), file, changes: 1, is_corrected }
+    Mapped { pid: Pid(1), start, end, offset: FileOffset(0), file, number: 1, is_corrected }
 }
 
 #[test]

@@ -98,7 +98,7 @@ fn mapped(bytes: &[u8]) -> Result<Mapped, DecodeError> {
         end: TargetAddr(field!(bytes, MappedRecord, end, u64)),
         offset: FileOffset(field!(bytes, MappedRecord, offset, u64)),
         file: FileKey { inode: field!(bytes, MappedRecord, file.inode, u64), device, reserved: 0 },
-        changes: field!(bytes, MappedRecord, changes, u32),
+        number: field!(bytes, MappedRecord, number, u32),
         is_corrected: field!(bytes, MappedRecord, is_corrected, u32) != 0,
     })
 }

@@ -65,8 +65,8 @@ pub struct Mapped {
     pub offset: FileOffset,
     /// The file; all 0 for memory without a file, and if it is not known.
     pub file: FileKey,
-    /// Number of this change among those of the process.
-    pub changes: u32,
+    /// Number of this change among those of the process that are reported: from 1 on.
+    pub number: u32,
     /// Whether the kernel side unwinds stacks through it.
     pub is_corrected: bool,
 }

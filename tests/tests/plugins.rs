@@ -1,0 +1,130 @@
+//! Plugins that are loaded where another one was: each has its own names, and is unwound by its own table.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use heapbpf_tests::heapbpf::{Heapbpf, Session};
+use heapbpf_tests::recipe::Recipe;
+use heapbpf_tests::report::{Callsite, Counts, Report};
+use heapbpf_tests::target::{Target, copy_program};
+use rustix::process::Signal;
+use tempfile::tempdir;
+
+fn plugin(number: u32) -> PathBuf {
+    Recipe::of("plugin.c").flags(&format!("-g -shared -fPIC -DNUMBER={number}")).build()
+}
+
+/// Whether a stack is that of a call by the plugin, down to `main`.
+fn is_whole(callsite: &Callsite, number: u32) -> bool {
+    let functions: Vec<&str> = callsite.stack.iter().filter_map(|frame| frame.function.as_deref()).collect();
+    let function = format!("plugin_{number}");
+    functions.starts_with(&[function.as_str(), "plugin_keeps", "plugin_caller", "work", "main"])
+        && callsite.end.as_deref() == Some("complete")
+}
+
+/// A recording of a program, whose dumps are numbered.
+struct Recorded {
+    target: Target,
+    heapbpf: Heapbpf,
+    session: Session,
+    dumps: u32,
+}
+
+impl Recorded {
+    fn start(options: &str) -> Self {
+        let program = Recipe::of("plugged.c").libraries("-ldl").build();
+        let target = Target::spawn(&mut Command::new(program));
+        let mut heapbpf = Heapbpf::of(target.pid(), options);
+        let session = heapbpf.start();
+        Self { target, heapbpf, session, dumps: 0 }
+    }
+
+    fn dump(&mut self) -> Report {
+        self.dumps += 1;
+        let name = format!("out.{:04}.json", self.dumps);
+        self.session.signal(Signal::USR1);
+        self.session.wait_for(&name);
+        self.heapbpf.report(&name)
+    }
+
+    /// Loads a plugin, has it keep a block, and waits until the recording has its whole stack: it knows the file from then on.
+    fn introduce(&mut self, path: &Path, number: u32, size: u32) {
+        let _ = self.target.work(&format!("load {}", path.display()));
+        let _ = self.target.work(&format!("keep {size} 1"));
+        let has_whole = |report: &Report, pid| {
+            report.process(pid).callsites.iter().any(|callsite| is_whole(callsite, number))
+        };
+        // A window of nothing but this block.
+        let pid = self.target.pid();
+        let mut report = self.dump();
+        while !has_whole(&report, pid) {
+            assert!(self.dumps < 200, "no whole stack of plugin {number}: {report:?}");
+            let _ = self.target.work(&format!("keep {size} 0"));
+            report = self.dump();
+        }
+        let _ = self.target.work("unload");
+    }
+
+    fn cycle(&mut self, rounds: u32, size: u32, count: u32, plugins: [&Path; 2]) {
+        let [first, second] = plugins.map(Path::display);
+        let _ = self.target.work(&format!("cycle {rounds} {size} {count} {first} {second}"));
+    }
+}
+
+fn check(report: &Report, pid: u32, expected: &[(u32, Counts)]) {
+    let process = report.process(pid);
+    let leaves = process.exact_by_leaf();
+    for (number, counts) in expected {
+        assert_eq!(leaves.get(&format!("plugin_{number}")), Some(counts), "plugin {number}: {leaves:?}");
+        let name = format!("plugin_{number}");
+        let of_it = process.callsites.iter().filter(|callsite| callsite.has(|function| function == name));
+        of_it.for_each(|callsite| assert!(is_whole(callsite, *number), "{callsite:?}"));
+    }
+}
+
+fn check_engine(engine: &str) {
+    let mut recorded = Recorded::start(&format!("--interval 1 --engine {engine} -o out.json -o out.heapbpf"));
+    let folder = tempdir().expect("it can be made");
+    // A plugin that is rebuilt is another file with the same path.
+    let rebuilt = folder.path().join("rebuilt.so");
+    copy_program(plugin(3), &rebuilt);
+    let (first, second) = (plugin(1), plugin(2));
+    recorded.introduce(&first, 1, 100);
+    recorded.introduce(&second, 2, 200);
+    recorded.introduce(&rebuilt, 3, 300);
+    recorded.cycle(1000, 16, 2, [&first, &second]);
+    recorded.cycle(10, 24, 1, [&second, &rebuilt]);
+    let next = folder.path().join("next.so");
+    copy_program(plugin(5), &next);
+    fs::rename(&next, &rebuilt).expect("one folder");
+    recorded.introduce(&rebuilt, 5, 500);
+    recorded.cycle(10, 32, 3, [&first, &rebuilt]);
+    let Recorded { mut target, heapbpf, session, .. } = recorded;
+    let _ = session.interrupt().expect_code(0);
+    target.assert_running();
+    let expected = [
+        (1, Counts::kept(1 + 2000 + 30, 100 + 16 * 2000 + 32 * 30)),
+        (2, Counts::kept(1 + 2000 + 10, 200 + 16 * 2000 + 24 * 10)),
+        (3, Counts::kept(1 + 10, 300 + 24 * 10)),
+        (5, Counts::kept(1 + 30, 500 + 32 * 30)),
+    ];
+    let report = heapbpf.report("out.json");
+    report.assert_complete();
+    check(&report, target.pid(), &expected);
+    let recording = heapbpf.file("out.heapbpf");
+    let mut converted = Heapbpf::new(["convert".as_ref(), recording.as_os_str(), "-o".as_ref(), "converted.json".as_ref()]);
+    let _ = converted.run().expect_code(0);
+    check(&converted.report("converted.json"), target.pid(), &expected);
+    target.exit(0);
+}
+
+#[test]
+fn plugins_at_one_address_keep_their_names_and_stacks() {
+    check_engine("trap");
+}
+
+#[test]
+fn plugins_of_the_inline_engine_do_too() {
+    check_engine("inline");
+}
