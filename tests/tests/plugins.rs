@@ -1,4 +1,5 @@
-//! Plugins that are loaded where another one was: each has its own names, and is unwound by its own table.
+//! Code that moves: plugins that are loaded where another one was, and code of a program in memory without a file. Each has its own names,
+//! and is unwound by its own table.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -127,4 +128,41 @@ fn plugins_at_one_address_keep_their_names_and_stacks() {
 #[test]
 fn plugins_of_the_inline_engine_do_too() {
     check_engine("inline");
+}
+
+/// Records a program that moves its code while it is recorded, or before.
+fn check_moved(moves_before: bool) {
+    let mut target = Target::start("moved.c");
+    if moves_before {
+        let _ = target.work("move");
+    }
+    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
+    let session = heapbpf.start();
+    let _ = target.work("keep 16 100");
+    if !moves_before {
+        let _ = target.work("move");
+    }
+    let _ = target.work("keep 24 200");
+    let _ = session.interrupt().expect_code(0);
+    target.assert_running();
+    let report = heapbpf.report("out.json");
+    report.assert_complete();
+    let process = report.process(target.pid());
+    assert_eq!(process.exact_by_leaf()["moved_leaf"], Counts::kept(300, 16 * 100 + 24 * 200));
+    for callsite in process.callsites.iter().filter(|callsite| callsite.has(|name| name == "moved_leaf")) {
+        let functions: Vec<&str> = callsite.stack.iter().filter_map(|frame| frame.function.as_deref()).collect();
+        assert!(functions.starts_with(&["moved_leaf", "moved_middle", "work", "main"]), "{callsite:?}");
+        assert_eq!(callsite.end.as_deref(), Some("complete"), "{functions:?}");
+    }
+    target.exit(0);
+}
+
+#[test]
+fn code_keeps_its_names_where_a_program_moves_it() {
+    check_moved(false);
+}
+
+#[test]
+fn code_that_was_moved_before_has_its_names() {
+    check_moved(true);
 }
