@@ -88,8 +88,7 @@ impl Mapped {
         let files = word(task + config::task_files_offset())?;
         let table = word(files + config::files_table_offset())?;
         let descriptors = word(table + config::table_descriptors_offset())?;
-        // The kernel has found the file by this number, and other threads wait for the lock only when they map memory, too: one of them
-        // may have closed it. Then it has another file or none, as if nothing were known.
+        // Another thread may have closed the descriptor since the kernel has looked it up, as it may at any time: a linker does not.
         let file = word(descriptors.wrapping_add((descriptor as u32 as u64) << 3))?;
         if file == 0 {
             return None;
@@ -152,6 +151,7 @@ pub(crate) fn mapped(arguments: &Arguments, _copy: u32) {
         (state.serial, has_all) = (serial, true);
     } else if is_owned && (is_known || forget(&process, &state.recent)) {
         (is_corrected, has_all) = correct(&process, index, &mapped);
+        is_corrected &= row.is_some();
         // SAFETY: the helper takes no arguments.
         state.serial = unsafe { bpf_get_prandom_u32() } | CORRECTED;
     }

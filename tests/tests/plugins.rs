@@ -53,9 +53,8 @@ impl Recorded {
     fn introduce(&mut self, path: &Path, number: u32, size: u32) {
         let _ = self.target.work(&format!("load {}", path.display()));
         let _ = self.target.work(&format!("keep {size} 1"));
-        let has_whole = |report: &Report, pid| {
-            report.process(pid).callsites.iter().any(|callsite| is_whole(callsite, number))
-        };
+        let has_whole =
+            |report: &Report, pid| report.process(pid).callsites.iter().any(|callsite| is_whole(callsite, number));
         // A window of nothing but this block.
         let pid = self.target.pid();
         let mut report = self.dump();
@@ -114,7 +113,8 @@ fn check_engine(engine: &str) {
     report.assert_complete();
     check(&report, target.pid(), &expected);
     let recording = heapbpf.file("out.heapbpf");
-    let mut converted = Heapbpf::new(["convert".as_ref(), recording.as_os_str(), "-o".as_ref(), "converted.json".as_ref()]);
+    let mut converted =
+        Heapbpf::new(["convert".as_ref(), recording.as_os_str(), "-o".as_ref(), "converted.json".as_ref()]);
     let _ = converted.run().expect_code(0);
     check(&converted.report("converted.json"), target.pid(), &expected);
     target.exit(0);

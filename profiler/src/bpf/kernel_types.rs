@@ -306,6 +306,7 @@ mod tests {
                 thread_pointer: 0,
                 exec_stop: None,
                 memory: None,
+                mappings: None,
             })
             .map_err(|member| LayoutError::NoMember { structure: "task_struct", member });
         assert_eq!(TaskLayout::find(&bytes), expected);

@@ -7,14 +7,14 @@ use heapbpf_base::ids::{ModuleId, Pid};
 use heapbpf_ledger::ingest::event::Stack;
 use heapbpf_ledger::ingest::record::Mapped;
 use heapbpf_linux::proc::ProcError;
-use heapbpf_linux::process_memory;
 use heapbpf_linux::proc::maps::{Device, Mapping, MappingName, executable_mappings, file_mappings};
+use heapbpf_linux::process_memory;
 use profiler_common::mapped::{Changes, FileKey};
 use tracing::debug;
 
 use self::places::{Code, Found, Places};
-use crate::object::{ObjectError, elf};
 use crate::object::module::{ModuleStore, Modules};
+use crate::object::{ObjectError, elf};
 
 mod places;
 
@@ -205,12 +205,7 @@ impl AddressSpace {
             self.generated = Some(modules.add_generated());
         }
         self.version += u64::from(self.current != known);
-        let is_new = |at: &usize| !known.iter().any(|old| *old == self.current[*at]);
-        let new: Vec<usize> = if are_reported && !known.is_empty() {
-            (0..self.current.len()).filter(is_new).collect()
-        } else {
-            Vec::new()
-        };
+        let new = if are_reported && !known.is_empty() { self.new_mappings(&known) } else { Vec::new() };
         self.retire(known);
         self.map_unreported(&new);
         self.name_places();
@@ -287,7 +282,7 @@ impl AddressSpace {
     /// The file at an address, and the address of its first byte, as of the stacks that were entered last; `None` if it has been there
     /// since before, or is not reported.
     pub(crate) fn reported_file(&self, address: TargetAddr) -> Option<(FileKey, u64)> {
-        self.places.mapped_at(address).map(|code| (code.file, code.base))
+        self.places.mapped_at(address).filter(|code| !code.is_generated()).map(|code| (code.file, code.base))
     }
 
     /// Whether something else may be mapped now where this was. A file whose first segment alone is mapped yet has no code in `maps`.
@@ -347,8 +342,18 @@ impl AddressSpace {
         }
     }
 
-    /// Notes code of these mappings, which have just been read, that was mapped at used addresses without being reported: at
-    /// addresses that the process has chosen.
+    /// Indices of present mappings that were not there before, and of files where unknown memory was reported.
+    fn new_mappings(&self, before: &[MappedModule]) -> Vec<usize> {
+        let before: rustc_hash::FxHashSet<&Mapping> = before.iter().map(|at| &at.mapping).collect();
+        let is_new = |mapped: &MappedModule| {
+            let is_file = mapped.module.is_some() && !mapped.is_moved();
+            is_file && self.places.is_unknown(mapped.mapping.start) || !before.contains(&mapped.mapping)
+        };
+        self.current.iter().enumerate().filter(|(_, mapped)| is_new(mapped)).map(|(at, _)| at).collect()
+    }
+
+    /// Notes code of these mappings, which have just been read, that was mapped at used addresses without being reported, at addresses
+    /// that the process has chosen, or without its file: the kernel aligns large files within a range that it has searched.
     fn map_unreported(&mut self, new: &[usize]) {
         for &at in new {
             let mapped = &self.current[at];

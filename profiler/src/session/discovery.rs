@@ -1,9 +1,9 @@
 //! Discovery of allocator functions in targets, and of the instructions to probe. Attaches nothing.
 
-use profiler_common::mapped::Changes;
 use anyhow::{Context, Result};
 use heapbpf_base::ids::{HookId, Pid};
 use heapbpf_ledger::model::{InlinedHeap, Origin, UnfoundHook};
+use profiler_common::mapped::Changes;
 
 use super::hooks::Hooks;
 use super::target::Target;

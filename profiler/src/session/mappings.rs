@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use profiler_common::mapped::Changes;
 use heapbpf_base::ids::Pid;
 use heapbpf_ledger::ingest::event::Stack;
 use heapbpf_ledger::ingest::record::Mapped;
+use profiler_common::mapped::Changes;
 use tracing::{debug, trace};
 
 use super::generated_code::GeneratedCode;
@@ -26,6 +26,8 @@ pub(super) struct Mappings {
     registered: u64,
     /// The process has mapped code that the kernel side cannot unwind yet.
     has_new: bool,
+    /// What the kernel side knows lacks changes, also if the mappings are those of before.
+    is_outdated: bool,
     read: Instant,
     /// When the mappings were last searched for allocators.
     searched: Instant,
@@ -54,6 +56,7 @@ impl Mappings {
             is_unsearched: false,
             registered: 0,
             has_new: false,
+            is_outdated: false,
             read: Instant::now(),
             searched: Instant::now(),
             period: READ_PERIOD,
@@ -80,24 +83,33 @@ impl Mappings {
 
     /// Whether the kernel side knows other mappings than the latest.
     pub(super) fn is_unregistered(&self) -> bool {
-        self.registered != self.space.version()
+        self.is_outdated || self.registered != self.space.version()
     }
 
     pub(super) fn note_registered(&mut self) {
         self.registered = self.space.version();
+        self.is_outdated = false;
     }
 
     /// Notes what the process has just mapped.
     pub(super) fn map(&mut self, mapped: &Mapped) {
         let space = Arc::make_mut(&mut self.space);
-        self.has_new |= !mapped.is_corrected && space.replaces(mapped);
+        let is_new = !mapped.is_corrected && space.replaces(mapped);
         space.map(mapped);
         trace!("{mapped:?}");
+        if is_new {
+            self.note_changes();
+        }
+    }
+
+    /// Notes that the mappings have changed since they were read: they are to be registered again.
+    pub(super) fn note_changes(&mut self) {
+        (self.has_new, self.is_outdated) = (true, true);
     }
 
     /// Whether to read the mappings again because the process has mapped code.
     pub(super) fn is_new_due(&self) -> bool {
-        self.has_new && self.read.elapsed() >= self.reload.min(RELOAD_PAUSE_MAX)
+        self.has_new && self.is_reload_due()
     }
 
     pub(super) fn note_search(&mut self) {
@@ -114,7 +126,13 @@ impl Mappings {
     }
 
     /// `changes` counts the changes of the mappings that the kernel side has seen.
-    pub(super) fn refresh(&mut self, pid: Pid, is_gone: bool, changes: impl Fn() -> Changes, modules: &mut ModuleStore) {
+    pub(super) fn refresh(
+        &mut self,
+        pid: Pid,
+        is_gone: bool,
+        changes: impl Fn() -> Changes,
+        modules: &mut ModuleStore,
+    ) {
         self.is_stale = false;
         self.has_new = false;
         self.read = Instant::now();

@@ -306,6 +306,10 @@ impl Probes {
         if let Err(error) = registered {
             warn!("{error:#}");
         }
+        // The kernel side does not use rows where the process has mapped something since they were read.
+        if self.unwinding.changes(target.pid).seen != target.mappings.space.changes() {
+            target.mappings.note_changes();
+        }
     }
 
     pub(super) fn by_frame_pointer(&self) -> &[String] {

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use profiler_common::mapped::Changes;
 use heapbpf_base::ids::{HeapId, Identity, Pid};
 use heapbpf_base::units::{Amounts, MonotonicNanos};
 use heapbpf_ledger::Ledger;
@@ -18,6 +17,7 @@ use heapbpf_linux::file_view::FileView;
 use heapbpf_linux::proc::maps::FileIdentity;
 use heapbpf_linux::proc::process;
 use heapbpf_report::text::printable;
+use profiler_common::mapped::Changes;
 use tracing::{debug, info};
 
 use super::generated_code::GeneratedCode;

@@ -12,10 +12,10 @@ use heapbpf_base::units::MonotonicNanos;
 use heapbpf_ledger::ingest::record::Mapped;
 use heapbpf_linux::clock;
 use heapbpf_linux::proc::maps::Mapping;
-use profiler_common::mapped::{Changes, FileKey};
 use profiler_common::limits::{MAPPINGS_MAX, PROCESS_MAPPINGS_MAX, UNWIND_PAGES_MAX};
+use profiler_common::mapped::{Changes, FileKey};
 use profiler_common::unwind::{RowCell, Rule, TableRef};
-use tracing::{debug, info, warn};
+use tracing::{debug, info, trace, warn};
 
 use super::config::UnwindMode;
 use super::interpreters::{Found, Interpreters};
@@ -202,11 +202,13 @@ impl Unwinding {
             warn!("process `{}`: too many virtual machines: stacks lack its {language} functions", space.pid());
         }
         let (code, former) = code_of(space, modules);
-        tracing::trace!("registered after {} changes: {code:?}, former {former:?}", space.changes());
+        trace!("process {}: {} mappings registered after {} changes", space.pid(), code.len(), space.changes());
         let tables = &mut self.tables;
         let (started, spent) = (Instant::now(), tables.spent);
         let without_room = store
-            .set_process(space.pid(), (&code, &former), space.changes(), clock::now().monotonic, |id| tables.take(id, modules))
+            .set_process(space.pid(), (&code, &former), space.changes(), clock::now().monotonic, |id| {
+                tables.take(id, modules)
+            })
             .with_context(|| format!("cannot write the unwind tables of process `{}`", space.pid()))?;
         let writing = started.elapsed().saturating_sub(tables.spent - spent);
         let building = std::mem::take(&mut tables.spent);

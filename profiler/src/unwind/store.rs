@@ -275,7 +275,11 @@ impl<M: UnwindMaps> TableStore<M> {
             },
             None => ProcessMapping { start, end, table: TableRef::CHANGED, identity },
         };
+        let count = process.rows.len();
         process.rows.retain(|row| row.end <= start || end <= row.start);
+        if process.rows.len() == count {
+            return;
+        }
         let at = process.rows.partition_point(|old| old.start < row.start);
         process.rows.insert(at, row);
         if let Some((module, _)) = known

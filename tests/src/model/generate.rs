@@ -59,8 +59,7 @@ pub(super) const OVERLOADS: [Feature; 4] = ["stall", "thin", "drop", "adapt"];
 ///   supersedes the fork): `sync attach`, `fork free 0`, `0 alloc flat_malloc 600 1024`, `exec free`, `}` is "complete" without the 600
 ///   blocks. Nearly all children do nothing but execute a program then, so each of them in the verdict would hide what matters: a mend
 ///   needs evidence that it has allocated, which links of its parent alone do not give.
-/// - `unloaded`: stacks are interned by addresses alone, and named by the mappings of one point in time.
-pub const KNOWN_WRONG: [Feature; 5] = ["adapt", "drop", "unheld", "leader", "unloaded"];
+pub const KNOWN_WRONG: [Feature; 4] = ["adapt", "drop", "unheld", "leader"];
 
 /// Functions of `targets/scripted.c` that allocate.
 const NESTS: [&str; 3] = ["flat", "nested", "deep"];

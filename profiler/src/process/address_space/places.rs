@@ -114,6 +114,11 @@ impl Places {
         self.pieces.get(placed).filter(|_| address.0 < *end).map(|piece| piece.code)
     }
 
+    /// Whether memory is mapped at this address, or a file that the kernel side does not know.
+    pub(super) fn is_unknown(&self, address: TargetAddr) -> bool {
+        self.mapped_at(address).is_some_and(|code| code.is_generated())
+    }
+
     /// Whether something else is mapped now at some of these addresses.
     pub(super) fn is_other_mapped(&self, code: &Code, (start, end): (u64, u64)) -> bool {
         let mut mapped = self.mapped.iter().filter(|(from, (_, to))| **from < end && start < *to);
