@@ -84,6 +84,8 @@ counters! {
     UntrackedBytes = 27, "untracked_bytes";
     /// The same in blocks.
     UntrackedBlocks = 28, "untracked_blocks";
+    /// Native functions of the stack are missing, but no functions of the interpreter.
+    StackNativeMissing = 29, "native_missing";
 }
 
 impl Counter {
@@ -109,6 +111,7 @@ impl Counter {
     /// Whether the counter is of stacks, by the reason for their end.
     pub const fn is_stack_end(self) -> bool {
         self as u32 >= Self::StackComplete as u32 && self as u32 <= Self::StackUnsupportedRule as u32
+            || matches!(self, Self::StackNativeMissing)
     }
 }
 

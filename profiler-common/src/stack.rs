@@ -23,11 +23,13 @@ pub enum StackEnd {
     NoRow = 6,
     /// The tables cannot express the rule of a frame.
     UnsupportedRule = 7,
+    /// All functions of the interpreter are there, but native ones between them are missing: unwinding of native frames ended before.
+    NativeMissing = 8,
 }
 
 impl StackEnd {
     /// All ends, by wire value.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Complete,
         Self::Truncated,
         Self::Unreadable,
@@ -36,6 +38,7 @@ impl StackEnd {
         Self::MissingModule,
         Self::NoRow,
         Self::UnsupportedRule,
+        Self::NativeMissing,
     ];
 
     /// The end for a wire value, or `None` if this version does not define it.
@@ -53,6 +56,7 @@ impl StackEnd {
             Self::MissingModule => Counter::StackMissingModule,
             Self::NoRow => Counter::StackNoRow,
             Self::UnsupportedRule => Counter::StackUnsupportedRule,
+            Self::NativeMissing => Counter::StackNativeMissing,
         }
     }
 }
@@ -145,6 +149,6 @@ mod tests {
         for end in StackEnd::ALL {
             assert_eq!(StackEnd::from_wire(end as u8), Some(end));
         }
-        assert_eq!(StackEnd::from_wire(8), None);
+        assert_eq!(StackEnd::from_wire(9), None);
     }
 }

@@ -90,8 +90,12 @@ pub(crate) struct Walk {
     pub(crate) mapping_serial: u32,
     /// 1 if `ip` is a return address.
     pub(crate) is_return_address: u32,
+    /// Whether the agent may continue the walk: not 0.
+    pub(crate) mapping_copies: u64,
     /// Hash of the frames so far.
     pub(crate) hash: u64,
+    /// Hash of the frames before the last one.
+    pub(crate) hash_before: u64,
     /// Hash of no frames: of the session's seed and the process. Ids of code begin with it.
     pub(crate) seed: u64,
     pub(crate) interpreter: InterpreterWalk,
@@ -125,12 +129,23 @@ pub(crate) const FRAME_WINDOW_WORDS: usize = 128;
 /// Room for the beginning of a body of CRuby.
 pub(crate) const BODY_ROOM: usize = 32;
 
+/// A stack up to a frame of an interpreter.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct InnerFrames {
+    /// The interpreter's next frame, or 0.
+    pub(crate) frame: u64,
+    /// Frames of the stack, and their hash.
+    pub(crate) depth: u64,
+    pub(crate) hash: u64,
+}
+
 /// State of the walk along the frames of an interpreter.
 #[repr(C)]
 pub(crate) struct InterpreterWalk {
     /// As in [`ProcessMappings`](profiler_common::unwind::ProcessMappings).
     pub(crate) number: u32,
-    /// 1 once `frame` is that of the thread.
+    /// 1 once `frame` is that of the thread; other values are in `interpreter.rs`.
     pub(crate) has_begun: u32,
     /// The next frame, or 0.
     pub(crate) frame: u64,
@@ -145,6 +160,8 @@ pub(crate) struct InterpreterWalk {
     pub(crate) code: u64,
     pub(crate) code_id: u64,
     pub(crate) code_words: [u64; CODE_WORDS],
+    /// CPython: the state before an inner frame was added.
+    pub(crate) inner: InnerFrames,
     /// CRuby: behind the outermost frame.
     pub(crate) end: u64,
     /// CRuby: the method of the current frame.

@@ -55,6 +55,7 @@ fn start(
     let walk = unsafe { &mut (*scratch).walk };
     walk.depth = 0;
     walk.hash = hasher.state();
+    walk.hash_before = hasher.state();
     walk.seed = hasher.state();
     walk.ip = caller.ok_or(StackEnd::Unreadable)?;
     walk.sp = sp.wrapping_add(CALL_BYTES);
@@ -70,6 +71,7 @@ fn start(
         walk.mapping_first = mappings.first;
         walk.mapping_count = mappings.count;
         walk.mapping_serial = mappings.serial;
+        walk.mapping_copies = mappings.copies as u64;
         interpreter::start(&mut walk.interpreter, mappings.interpreter);
         machine::start(&mut walk.machine, mappings.machine);
         php::start(walk);
@@ -113,6 +115,7 @@ fn walk(scratch: *mut Scratch, area: u32) -> StackEnd {
         5 => StackEnd::MissingModule,
         6 => StackEnd::NoRow,
         7 => StackEnd::UnsupportedRule,
+        8 => StackEnd::NativeMissing,
         _ => StackEnd::Truncated,
     }
 }
