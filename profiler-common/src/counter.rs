@@ -86,6 +86,8 @@ counters! {
     UntrackedBlocks = 28, "untracked_blocks";
     /// Native functions of the stack are missing, but no functions of the interpreter.
     StackNativeMissing = 29, "native_missing";
+    /// The outer frames of a virtual thread of Java are in its continuation, which could not be read.
+    StackFrozen = 30, "frozen";
 }
 
 impl Counter {
@@ -111,7 +113,7 @@ impl Counter {
     /// Whether the counter is of stacks, by the reason for their end.
     pub const fn is_stack_end(self) -> bool {
         self as u32 >= Self::StackComplete as u32 && self as u32 <= Self::StackUnsupportedRule as u32
-            || matches!(self, Self::StackNativeMissing)
+            || matches!(self, Self::StackNativeMissing | Self::StackFrozen)
     }
 }
 

@@ -25,11 +25,13 @@ pub enum StackEnd {
     UnsupportedRule = 7,
     /// All functions of the interpreter are there, but native ones between them are missing: unwinding of native frames ended before.
     NativeMissing = 8,
+    /// The outer frames of a virtual thread are in its continuation, which could not be read.
+    Frozen = 9,
 }
 
 impl StackEnd {
     /// All ends, by wire value.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Complete,
         Self::Truncated,
         Self::Unreadable,
@@ -39,6 +41,7 @@ impl StackEnd {
         Self::NoRow,
         Self::UnsupportedRule,
         Self::NativeMissing,
+        Self::Frozen,
     ];
 
     /// The end for a wire value, or `None` if this version does not define it.
@@ -57,6 +60,7 @@ impl StackEnd {
             Self::NoRow => Counter::StackNoRow,
             Self::UnsupportedRule => Counter::StackUnsupportedRule,
             Self::NativeMissing => Counter::StackNativeMissing,
+            Self::Frozen => Counter::StackFrozen,
         }
     }
 }
@@ -149,6 +153,6 @@ mod tests {
         for end in StackEnd::ALL {
             assert_eq!(StackEnd::from_wire(end as u8), Some(end));
         }
-        assert_eq!(StackEnd::from_wire(9), None);
+        assert_eq!(StackEnd::from_wire(10), None);
     }
 }

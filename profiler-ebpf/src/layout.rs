@@ -183,10 +183,25 @@ pub(crate) struct MachineWalk {
     pub(crate) code: [AddressRange; 3],
     /// HotSpot: the header of the current frame's blob.
     pub(crate) blob: [u64; BLOB_WORDS],
+    /// HotSpot: the frames of a virtual thread that are not on the stack.
+    pub(crate) frozen: FrozenWalk,
     /// V8: maps of shared parts of functions, and of bytecode, once their types are known.
     pub(crate) maps: [u64; 2],
     /// The first words of an object.
     pub(crate) object: [u64; OBJECT_WORDS],
+}
+
+/// State of the walk through frames of a continuation.
+#[repr(C)]
+pub(crate) struct FrozenWalk {
+    /// The chunk whose frames the walk is in, or was in last; 0 before the first one.
+    pub(crate) chunk: u64,
+    /// 1 if the current frame is in the chunk.
+    pub(crate) is_inside: u64,
+    /// The end of the chunk's words.
+    pub(crate) end: u64,
+    /// Frames of the stack after the last one of generated code was added.
+    pub(crate) generated_depth: u64,
 }
 
 /// Room for a function of PHP.

@@ -116,6 +116,7 @@ fn walk(scratch: *mut Scratch, area: u32) -> StackEnd {
         6 => StackEnd::NoRow,
         7 => StackEnd::UnsupportedRule,
         8 => StackEnd::NativeMissing,
+        9 => StackEnd::Frozen,
         _ => StackEnd::Truncated,
     }
 }
@@ -127,6 +128,9 @@ pub(crate) extern "C" fn unwind_batch(area: u32) -> u32 {
         let mut word = unwind_step(area);
         if word == IN_HOTSPOT {
             word = hotspot::hotspot_frame(area);
+            if word == hotspot::IS_FROZEN {
+                word = hotspot::hotspot_chunk(area);
+            }
         } else if word == IN_V8 {
             word = v8::v8_frame(area);
         }

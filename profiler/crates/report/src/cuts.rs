@@ -83,6 +83,7 @@ pub(super) fn reason(end: StackEnd) -> String {
         StackEnd::NoRow => "no unwind information",
         StackEnd::UnsupportedRule => "unsupported unwind rule",
         StackEnd::NativeMissing => "native functions missing",
+        StackEnd::Frozen => "outer frames in the continuation of a virtual thread",
     }
     .to_owned()
 }

@@ -38,6 +38,8 @@ const TYPES: &[&str] = &[
     "CodeCache",
     "CodeHeap",
     "CompiledMethod",
+    "CompressedKlassPointers",
+    "CompressedOops",
     "ConstMethod",
     "ConstantPool",
     "GenericGrowableArray",
@@ -45,12 +47,14 @@ const TYPES: &[&str] = &[
     "GrowableArrayBase",
     "HeapBlock",
     "InstanceKlass",
+    "JVMFlag",
     "Klass",
     "Method",
     "StubQueue",
     "Symbol",
     "VirtualSpace",
     "nmethod",
+    "vmClasses",
 ];
 
 /// Real tables have less than 4,000 entries.
