@@ -327,6 +327,34 @@ mod tests {
     }
 
     #[test]
+    fn frames_of_the_interpreter_in_a_chunk_have_distances() {
+        for (frames, locals) in [(x86_64::JAVA_FRAMES, 0x0fc8), (aarch64::JAVA_FRAMES, 0x0fc0)] {
+            // The locals are 3 words above the frame pointer, the caller's stack pointer 5 words.
+            let words = [(0x1000, 9), (0x1008, 0x77), (0x0ff8, 5), (locals, 3)];
+            let memory = Memory(words.into());
+            let frame = registers(0x0f00, 0x1000);
+            let caller = Registers { ip: 0x77, sp: 0x1028, bp: 9, link: 0, is_return_address: true };
+            assert_eq!(frames.frozen_interpreted_caller(&frame, 0x1021, &memory), Some((caller, false)));
+            assert_eq!(frames.frozen_interpreted_caller(&frame, 0x1020, &memory), Some((caller, true)));
+            assert_eq!(frames.frozen_bp(0x1000, caller.bp), 0x1048);
+            assert_eq!(frames.frozen_interpreted_caller(&registers(0, 0), 0, &memory), None);
+            assert!(!frames.is_chunk_end(&caller, 0x1039) && frames.is_chunk_end(&caller, 0x1038));
+        }
+    }
+
+    #[test]
+    fn an_entry_is_behind_the_arguments_of_the_outermost_frame() {
+        let entry = |continuation, chunk, flags| ContinuationEntry { continuation, chunk, flags };
+        let of_virtual_thread = entry(0x5000, 0, 1);
+        assert_eq!([0, 1, 2, 3, 4].map(|words| of_virtual_thread.is_at(words)), [false, true, true, true, false]);
+        let with_arguments = entry(0x5000, 0, 4 << 32 | 1);
+        assert_eq!([1, 4, 5, 7, 8].map(|words| with_arguments.is_at(words)), [false, false, true, true, false]);
+        for other in [entry(0, 0, 1), entry(0x5001, 0, 1), entry(0x5000, 8, 1), entry(0x5000, 0, 2)] {
+            assert!(!other.is_at(1), "{other:?}");
+        }
+    }
+
+    #[test]
     fn signed_return_addresses_lose_their_signature() {
         let signed = 0x002f_ffff_8000_0077;
         let memory = Memory([(0x1000, 0x1100), (0x1008, signed), (0x0ff8, 0x1030)].into());

@@ -9,15 +9,15 @@ use rustc_hash::FxHashMap;
 use super::super::memory::Memory;
 use super::layout::Layout;
 use super::method::symbol;
-use super::structs::Structs;
+use super::structs::{Structs, Texts};
 
-const CONTINUATION: &str = "jdk/internal/vm/Continuation";
-const CHUNK: &str = "jdk/internal/vm/StackChunk";
+pub(super) const CONTINUATION: &str = "jdk/internal/vm/Continuation";
+pub(super) const CHUNK: &str = "jdk/internal/vm/StackChunk";
 
 /// Classes that the machine loads first, of which the description has some.
-const FIRST_CLASS: &str = "_klasses[static_cast<int>(vmClassID::Object_klass_knum)]";
+pub(super) const FIRST_CLASS: &str = "_klasses[static_cast<int>(vmClassID::Object_klass_knum)]";
 /// It is loaded after the two classes.
-const LATER_CLASS: &str = "_klasses[static_cast<int>(vmClassID::MethodHandle_klass_knum)]";
+pub(super) const LATER_CLASS: &str = "_klasses[static_cast<int>(vmClassID::MethodHandle_klass_knum)]";
 /// Real machines have some 120.
 const CLASSES_MAX: u64 = 256;
 /// A stream of fields. Real ones have 90 bytes.
@@ -39,6 +39,7 @@ const COMPACT_CLASS_MASK: u64 = (1 << 22) - 1;
 /// Flags of the machine's command line. Real machines have 1,300.
 const FLAGS_MAX: u32 = 4096;
 const FLAG_BYTES_MAX: u64 = 64;
+const FLAGS_BYTES_MAX: usize = 1 << 18;
 
 /// `None` while the machine has not loaded its first classes. Places without a stack if the frames cannot be found: the machine is older, or its
 /// garbage collector moves objects at any time and marks references (ZGC).
@@ -161,24 +162,21 @@ impl<M: Memory> Classes<'_, M> {
     fn flags(&self) -> Option<FxHashMap<&'static str, bool>> {
         const USED: [&str; 4] =
             ["UseZGC", "UseCompressedOops", "UseCompressedClassPointers", "UseCompactObjectHeaders"];
-        const LONGEST: usize = 27;
-        let flag = |field: &'static str| self.structs.find("JVMFlag", field);
+        let offset = |field| self.structs.find("JVMFlag", field).and_then(|offset| usize::try_from(offset).ok());
+        let (name, value) = (offset("_name")?, offset("_addr")?);
         let bytes = self.structs.size("JVMFlag").ok().filter(|&bytes| bytes <= FLAG_BYTES_MAX)?;
         let first = self.memory.word(self.structs.value("JVMFlag", "flags").ok()?)?;
         let count = self.memory.integer(self.structs.value("JVMFlag", "numFlags").ok()?)?.min(FLAGS_MAX);
+        let end = first.checked_add(u64::from(count) * bytes)?;
+        let all = self.memory.range(first, end, FLAGS_BYTES_MAX)?;
+        let mut texts = Texts::of(self.memory);
         let mut flags = FxHashMap::default();
-        for index in 0..u64::from(count) {
-            let at = first.wrapping_add(index * bytes);
-            let mut name = [0; LONGEST];
-            let Some(text) = self.memory.word(at.wrapping_add(flag("_name")?)) else { continue };
-            // The last one may be at the end of the mapping.
-            if self.memory.fill(text, &mut name).is_none() {
-                continue;
+        for flag in all.chunks_exact(usize::try_from(bytes).ok().filter(|&bytes| bytes > 0)?) {
+            let word = |at: usize| flag.get(at..)?.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
+            let Some(text) = texts.at(word(name)?) else { continue };
+            if let Some(known) = USED.into_iter().find(|known| **known == text) {
+                flags.insert(known, self.memory.bytes::<1>(word(value)?)? != [0]);
             }
-            let length = name.iter().position(|byte| *byte == 0).unwrap_or(LONGEST);
-            let Some(known) = USED.into_iter().find(|known| known.as_bytes() == &name[..length]) else { continue };
-            let value = self.memory.bytes::<1>(self.memory.word(at.wrapping_add(flag("_addr")?))?)?;
-            flags.insert(known, value != [0]);
         }
         Some(flags)
     }
