@@ -84,8 +84,12 @@ counters! {
     UntrackedBytes = 27, "untracked_bytes";
     /// The same in blocks.
     UntrackedBlocks = 28, "untracked_blocks";
+    /// Native functions of the stack are missing, but no functions of the interpreter.
+    StackNativeMissing = 29, "native_missing";
+    /// The outer frames of a virtual thread of Java are in its continuation, which could not be read.
+    StackFrozen = 30, "frozen";
     /// Mappings where targets had code that could not be reported to the agent: names of code at their addresses may be wrong.
-    MappingMissed = 29, "mapping_missed";
+    MappingMissed = 31, "mapping_missed";
 }
 
 impl Counter {
@@ -112,6 +116,7 @@ impl Counter {
     /// Whether the counter is of stacks, by the reason for their end.
     pub const fn is_stack_end(self) -> bool {
         self as u32 >= Self::StackComplete as u32 && self as u32 <= Self::StackUnsupportedRule as u32
+            || matches!(self, Self::StackNativeMissing | Self::StackFrozen)
     }
 }
 

@@ -48,10 +48,89 @@ pub struct Hotspot {
     pub constant_bytecode: u16,
     /// [`HAS_OFFSETS`].
     pub flags: u16,
+    pub frozen: FrozenFrames,
 }
 
 /// Blobs have offsets of their code for deoptimization; without the flag, addresses.
 pub const HAS_OFFSETS: u16 = 1;
+
+/// Where the machine keeps frames of virtual threads that it has not copied back to the stack: in *stack chunks*, which are objects. The
+/// continuation of a virtual thread refers to its chunk, which refers to another one with further frames
+/// (`stackChunkOop.hpp` of JDK 21 to 25).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+#[repr(C)]
+pub struct FrozenFrames {
+    /// In the header of a chunk: its class, by [`Self::class_at`], [`Self::class_shift`] and this mask.
+    pub class: u64,
+    pub class_mask: u64,
+    /// Address of compressed reference 0.
+    pub reference_base: u64,
+    pub class_at: u16,
+    pub class_shift: u16,
+    /// Binary logarithm of the unit of compressed references.
+    pub reference_shift: u16,
+    /// 1 if references have 4 bytes.
+    pub is_compressed: u16,
+    /// In a continuation: its chunk.
+    pub tail: u16,
+    /// In a chunk: the next one, the index of its first word that is used, and of the one behind the last, integers of 4 bytes.
+    pub parent: u16,
+    pub sp: u16,
+    pub bottom: u16,
+    /// In a chunk: its words; 0 if chunks are not known.
+    pub stack: u16,
+    /// Always 0.
+    pub reserved: [u16; 3],
+}
+
+/// Names of blobs with stubs that are no methods begin like this.
+pub const STUBS_NAME: u64 = u64::from_le_bytes(*b"StubRout");
+
+/// The end of the name of the blob with stubs for continuations, behind `StubRoutines (`.
+pub const CONTINUATION_STUBS: u64 = u64::from_le_bytes(*b"continua");
+pub const CONTINUATION_STUBS_AT: u64 = 14;
+
+/// Words between the caller's stack pointer of the outermost frame on the stack and [`ContinuationEntry::continuation`]: the frame's
+/// arguments and what [`ContinuationEntry::is_at`] permits.
+pub const ENTRY_SEARCH_WORDS: u64 = 16;
+
+/// Words of the entry of a continuation, which is on the stack behind the frames of the virtual thread (`continuationEntry.hpp`). Before them
+/// is the entry's parent, and on some processors a word of padding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ContinuationEntry {
+    /// `_cont`.
+    pub continuation: u64,
+    /// `_chunk`, which is always 0.
+    pub chunk: u64,
+    /// `_flags`: 1 for a virtual thread; in the upper half `_argsize`, the words of the outermost frame's arguments.
+    pub flags: u64,
+}
+
+impl ContinuationEntry {
+    #[inline(always)]
+    pub fn read(address: u64, memory: &impl ReadMemory) -> Option<Self> {
+        let word = |index: u64| memory.read_u64(address.wrapping_add(index * 8));
+        Some(Self { continuation: word(0)?, chunk: word(1)?, flags: word(2)? })
+    }
+
+    /// Whether these can be the words of an entry, so many words behind the outermost frame: behind its arguments are a word for alignment, if
+    /// necessary, the padding, if there is any, and the parent.
+    #[inline(always)]
+    pub const fn is_at(&self, words: u64) -> bool {
+        let arguments = self.flags >> 32;
+        let between = words.wrapping_sub(arguments);
+        self.continuation & 7 == 0
+            && self.continuation != 0
+            && self.chunk == 0
+            && self.flags & 0xffff_ffff <= 1
+            && between >= 1
+            && between <= 3
+    }
+}
+
+/// Words at the end of a chunk in which no frame begins (`metadata_words`), in bytes.
+const CHUNK_END_BYTES: u64 = 16;
 
 /// A heap of code blobs. It is divided into segments; a byte for each is the distance to the beginning of its block, in segments,
 /// or, beyond 254, to a segment nearer to the beginning.
@@ -68,7 +147,7 @@ pub struct CodeHeap {
     pub reserved: u32,
 }
 
-const _: () = assert!(size_of::<Hotspot>() == 32 + 32 * CODE_HEAPS_MAX + 24);
+const _: () = assert!(size_of::<Hotspot>() == 32 + 32 * CODE_HEAPS_MAX + 24 + 48);
 
 /// A segment without a block.
 pub const FREE_SEGMENT: u8 = 0xff;
@@ -119,6 +198,53 @@ impl JavaFrames {
             ip: memory.read_u64(registers.bp.wrapping_add(8))? & self.code_address,
             sp: memory.read_u64(registers.bp.wrapping_sub(CALLER_SP))?,
             bp: memory.read_u64(registers.bp)?,
+            link: 0,
+            is_return_address: true,
+        })
+    }
+
+    /// The caller of a frame of the interpreter in a chunk, where addresses are distances in words; `None` if it cannot be read. And
+    /// whether the frame is the last one of a chunk that ends there. The caller's frame pointer is that of [`Self::frozen_bp`].
+    #[inline(always)]
+    pub fn frozen_interpreted_caller(
+        &self,
+        registers: &Registers,
+        end: u64,
+        memory: &impl ReadMemory,
+    ) -> Option<(Registers, bool)> {
+        let bp = registers.bp;
+        let at = |words: u64| bp.wrapping_add(words.wrapping_mul(8));
+        let locals = at(memory.read_u64(bp.wrapping_sub(self.bytecode - 8))?);
+        let caller = Registers {
+            ip: memory.read_u64(bp.wrapping_add(8))? & self.code_address,
+            sp: at(memory.read_u64(bp.wrapping_sub(CALLER_SP))?),
+            bp: memory.read_u64(bp)?,
+            link: 0,
+            is_return_address: true,
+        };
+        Some((caller, locals.wrapping_add(8) >= end))
+    }
+
+    /// Whether a frame of fixed size with this caller is the last one of a chunk that ends there.
+    #[inline(always)]
+    pub const fn is_chunk_end(&self, caller: &Registers, end: u64) -> bool {
+        caller.sp >= end.wrapping_sub(CHUNK_END_BYTES)
+    }
+
+    /// The frame pointer of a frame of the interpreter in a chunk, which is saved at this address as a distance in words.
+    #[inline(always)]
+    pub const fn frozen_bp(&self, at: u64, saved: u64) -> u64 {
+        at.wrapping_add(saved.wrapping_mul(8))
+    }
+
+    /// The innermost frame of a chunk, whose words begin at this stack pointer. Its frame pointer is that of [`Self::frozen_bp`], saved
+    /// 2 words below.
+    #[inline(always)]
+    pub fn frozen_first(&self, sp: u64, memory: &impl ReadMemory) -> Option<Registers> {
+        Some(Registers {
+            ip: memory.read_u64(sp.wrapping_sub(8))? & self.code_address,
+            sp,
+            bp: memory.read_u64(sp.wrapping_sub(16))?,
             link: 0,
             is_return_address: true,
         })
@@ -197,6 +323,34 @@ mod tests {
         for frames in [x86_64::JAVA_FRAMES, aarch64::JAVA_FRAMES] {
             assert_eq!(frames.compiled_caller(&registers(0x1000, 5), 4, &memory), Some(caller));
             assert_eq!(frames.compiled_caller(&registers(0x1000, 5), u32::MAX, &memory), None);
+        }
+    }
+
+    #[test]
+    fn frames_of_the_interpreter_in_a_chunk_have_distances() {
+        for (frames, locals) in [(x86_64::JAVA_FRAMES, 0x0fc8), (aarch64::JAVA_FRAMES, 0x0fc0)] {
+            // The locals are 3 words above the frame pointer, the caller's stack pointer 5 words.
+            let words = [(0x1000, 9), (0x1008, 0x77), (0x0ff8, 5), (locals, 3)];
+            let memory = Memory(words.into());
+            let frame = registers(0x0f00, 0x1000);
+            let caller = Registers { ip: 0x77, sp: 0x1028, bp: 9, link: 0, is_return_address: true };
+            assert_eq!(frames.frozen_interpreted_caller(&frame, 0x1021, &memory), Some((caller, false)));
+            assert_eq!(frames.frozen_interpreted_caller(&frame, 0x1020, &memory), Some((caller, true)));
+            assert_eq!(frames.frozen_bp(0x1000, caller.bp), 0x1048);
+            assert_eq!(frames.frozen_interpreted_caller(&registers(0, 0), 0, &memory), None);
+            assert!(!frames.is_chunk_end(&caller, 0x1039) && frames.is_chunk_end(&caller, 0x1038));
+        }
+    }
+
+    #[test]
+    fn an_entry_is_behind_the_arguments_of_the_outermost_frame() {
+        let entry = |continuation, chunk, flags| ContinuationEntry { continuation, chunk, flags };
+        let of_virtual_thread = entry(0x5000, 0, 1);
+        assert_eq!([0, 1, 2, 3, 4].map(|words| of_virtual_thread.is_at(words)), [false, true, true, true, false]);
+        let with_arguments = entry(0x5000, 0, 4 << 32 | 1);
+        assert_eq!([1, 4, 5, 7, 8].map(|words| with_arguments.is_at(words)), [false, false, true, true, false]);
+        for other in [entry(0, 0, 1), entry(0x5001, 0, 1), entry(0x5000, 8, 1), entry(0x5000, 0, 2)] {
+            assert!(!other.is_at(1), "{other:?}");
         }
     }
 

@@ -97,6 +97,9 @@ pub const fn runtime_index(number: u32) -> u32 {
     (number & ((1 << RUNTIME_SHIFT) - 1)).wrapping_sub(1)
 }
 
+/// Name of the frame that stands for native functions which are missing between those of an interpreter.
+pub const NATIVE_MISSING: &str = "[native functions missing]";
+
 /// A frame of an interpreted function, or of another whose code is identified by a [`CodeId`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InterpretedFrame {

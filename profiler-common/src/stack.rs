@@ -23,11 +23,15 @@ pub enum StackEnd {
     NoRow = 6,
     /// The tables cannot express the rule of a frame.
     UnsupportedRule = 7,
+    /// All functions of the interpreter are there, but native ones between them are missing: unwinding of native frames ended before.
+    NativeMissing = 8,
+    /// The outer frames of a virtual thread are in its continuation, which could not be read.
+    Frozen = 9,
 }
 
 impl StackEnd {
     /// All ends, by wire value.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Complete,
         Self::Truncated,
         Self::Unreadable,
@@ -36,6 +40,8 @@ impl StackEnd {
         Self::MissingModule,
         Self::NoRow,
         Self::UnsupportedRule,
+        Self::NativeMissing,
+        Self::Frozen,
     ];
 
     /// The end for a wire value, or `None` if this version does not define it.
@@ -53,6 +59,8 @@ impl StackEnd {
             Self::MissingModule => Counter::StackMissingModule,
             Self::NoRow => Counter::StackNoRow,
             Self::UnsupportedRule => Counter::StackUnsupportedRule,
+            Self::NativeMissing => Counter::StackNativeMissing,
+            Self::Frozen => Counter::StackFrozen,
         }
     }
 }
@@ -145,6 +153,6 @@ mod tests {
         for end in StackEnd::ALL {
             assert_eq!(StackEnd::from_wire(end as u8), Some(end));
         }
-        assert_eq!(StackEnd::from_wire(8), None);
+        assert_eq!(StackEnd::from_wire(10), None);
     }
 }

@@ -8,16 +8,16 @@
 
 use core::mem::offset_of;
 
-use profiler_common::arch::{GLIBC_BLOCK_KEYS, THREAD_DATA};
+use profiler_common::arch::{GLIBC_BLOCK_KEYS, THREAD_DATA, ends_with_call};
 use profiler_common::counter::Counter;
 use profiler_common::interpreter::{
     CODE_NAME_BYTES, CODE_WORDS, COUNTS_BYTES, CodeId, CodeKind, CodeRecord, CodeText, FRAME_WORDS, FrameChain,
-    INSTRUCTION_UNKNOWN, InterpretedFrame, Interpreter, SHORT_TABLE_BYTES, TABLE_BYTES, TABLE_LENGTH, TEXT_LENGTH,
-    TEXT_STATE, USES_MUSL, runtime_index,
+    INSTRUCTION_UNKNOWN, InterpretedFrame, Interpreter, NATIVE_MISSING, Runtime, SHORT_TABLE_BYTES, ShortCodeRecord,
+    TABLE_BYTES, TABLE_LENGTH, TEXT_LENGTH, TEXT_STATE, USES_MUSL, runtime_index,
 };
 use profiler_common::limits::{INTERPRETED_CODE_BYTES_MAX, PAGE_BYTES, STACK_FRAMES_MAX};
 use profiler_common::record::{RecordHeader, RecordKind};
-use profiler_common::stack::StackHasher;
+use profiler_common::stack::{StackEnd, StackHasher};
 
 use crate::asm::masked;
 use crate::code::{drop_code, may_send};
@@ -25,44 +25,43 @@ use crate::helpers::{
     BPF_RB_NO_WAKEUP, bpf_get_current_pid_tgid, bpf_get_current_task, bpf_probe_read_kernel, bpf_probe_read_user,
     read_user,
 };
-use crate::interpreter::{DONE, NEW_CODE, NEXT};
-use crate::layout::{FRAME_WINDOW_WORDS, InterpreterWalk, Scratch, Walk};
+use crate::interpreter::{DONE, END, IS_UNREADABLE, MORE, NEW_CODE, NEXT, frames_until};
+use crate::layout::{FRAME_WINDOW_WORDS, InnerFrames, InterpreterWalk, Scratch, Walk};
 use crate::maps::{EVENTS, INTERPRETERS, SCRATCH, count};
 use crate::seen::is_new;
+use crate::walk::find_mapping;
 use crate::window::user_word;
 use crate::{asm, config, frames};
 
-/// Adds a frame. Returns [`DONE`] after the last one of this call of the loop, and [`NEW_CODE`].
+/// Adds a frame. Returns [`DONE`] after the last one of this call of the loop, and [`END`] without adding one if there is none; and
+/// [`NEW_CODE`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn cpython_step(area: u32) -> u32 {
     let Some(scratch) = SCRATCH.get_ptr_mut(area) else {
-        return DONE;
+        return END;
     };
     // SAFETY: the pointer comes from a successful lookup, and this program has claimed the area.
     let walk = unsafe { &mut (*scratch).walk };
     let Some(interpreter) = INTERPRETERS.get(runtime_index(walk.interpreter.number)) else {
-        return DONE;
+        return END;
     };
     if walk.interpreter.has_begun == 0 {
-        walk.interpreter.has_begun = 1;
-        walk.interpreter.frame = match first_frame(interpreter) {
-            Some(frame) => frame,
-            None => {
-                count(Counter::InterpreterNoThread);
-                0
-            }
-        };
+        begin(&mut walk.interpreter, interpreter, true);
     }
     let frame = walk.interpreter.frame;
     let depth = walk.depth;
     if frame == 0 || depth >= STACK_FRAMES_MAX as u64 {
-        return DONE;
+        return END;
+    }
+    if depth < INNER_FRAMES {
+        walk.interpreter.inner = InnerFrames { frame, depth, hash: walk.hash };
     }
     if !read_frame(&mut walk.interpreter, interpreter, frame) {
         count(Counter::InterpreterUnreadable);
         walk.interpreter.frame = 0;
-        return DONE;
+        walk.interpreter.has_begun = IS_UNREADABLE;
+        return END;
     }
     let state = &walk.interpreter;
     let (previous, owner) = (word(state, interpreter.frame_previous), byte(state, interpreter.frame_owner));
@@ -81,6 +80,155 @@ pub(crate) extern "C" fn cpython_step(area: u32) -> u32 {
 
 const ONE: u8 = FrameChain::One as u8;
 const ENTRY: u8 = FrameChain::Entry as u8;
+
+/// Frames of a stack with too many native ones that are kept: Python's own chain of frames follows the innermost ones.
+const INNER_FRAMES: u64 = STACK_FRAMES_MAX as u64 / 4;
+
+/// Sets the innermost frame of the current thread.
+#[inline(always)]
+fn begin(state: &mut InterpreterWalk, interpreter: &Interpreter, needs_thread: bool) {
+    state.has_begun = 1;
+    state.frame = match first_frame(interpreter) {
+        Some(frame) => frame,
+        None => {
+            if needs_thread {
+                count(Counter::InterpreterNoThread);
+            }
+            0
+        }
+    };
+}
+
+/// Adds a frame that stands for missing native ones at the end of a walk, if Python's own frames follow it. Takes the end, a
+/// [`StackEnd`] plus 1, and returns [`StackEnd::NativeMissing`] plus 1 if they do: [`cpython_rest`] adds them.
+///
+/// All frames that are left in the thread's chain are callers of the last native one: generated code, for example, has no unwind
+/// tables, and does not mind that it is called by Python.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn cpython_cut(area: u32, end: u32) -> u32 {
+    let Some(scratch) = SCRATCH.get_ptr_mut(area) else {
+        return end;
+    };
+    // SAFETY: the pointer comes from a successful lookup, and this program has claimed the area.
+    let walk = unsafe { &mut (*scratch).walk };
+    let Some(interpreter) = INTERPRETERS.get(runtime_index(walk.interpreter.number)) else {
+        return end;
+    };
+    if end == StackEnd::Complete as u32 + 1 || !Runtime::Cpython.has(walk.interpreter.number) {
+        return end;
+    }
+    let mut end = end;
+    if end == StackEnd::MissingModule as u32 + 1 {
+        let registers = walk.registers();
+        let address = registers.lookup_address();
+        if find_mapping(walk.mapping_first, walk.mapping_count, address).is_none() {
+            if !registers.is_return_address || follows_call(registers.ip) {
+                // The agent continues the walk, if it permits.
+                if walk.mapping_copies != 0 {
+                    return end;
+                }
+            } else {
+                // Frame pointers of code that has none led here.
+                frames::remove_last(scratch);
+                end = StackEnd::BrokenChain as u32 + 1;
+            }
+        }
+    }
+    let state = &mut walk.interpreter;
+    if state.has_begun == 0 {
+        // Threads of other libraries have no state.
+        begin(state, interpreter, false);
+    }
+    if end == StackEnd::Truncated as u32 + 1 {
+        let inner = state.inner;
+        if inner.frame == 0 {
+            return end;
+        }
+        state.frame = inner.frame;
+        walk.depth = inner.depth;
+        walk.hash = inner.hash;
+    }
+    if state.frame == 0 || walk.depth >= STACK_FRAMES_MAX as u64 {
+        return end;
+    }
+    let mut hasher = StackHasher::resume(walk.seed);
+    hasher.add(MARK);
+    state.code_id = hasher.finish();
+    state.code = MARK;
+    let code = CodeId(state.code_id).in_frames();
+    let frame = InterpretedFrame { kind: CodeKind::Cpython, code, instruction: INSTRUCTION_UNKNOWN };
+    frames::add(scratch, frame.to_word());
+    if is_new(state.code_id) {
+        send_mark(state.code_id);
+    }
+    StackEnd::NativeMissing as u32 + 1
+}
+
+/// In place of the address of a code object: the frame stands for missing native ones.
+const MARK: u64 = 3;
+
+/// Whether the address is behind a call. Other addresses are no return addresses.
+#[inline(always)]
+fn follows_call(address: u64) -> bool {
+    match user_word(address.wrapping_sub(8)) {
+        Some(code) => ends_with_call(code),
+        None => false,
+    }
+}
+
+/// Adds the next frames of the thread's chain after [`cpython_cut`]. Returns the end of the stack, a [`StackEnd`] plus 1, with [`MORE`].
+#[inline(always)]
+pub(crate) fn cpython_rest(area: u32) -> u32 {
+    const END_NATIVE: u32 = StackEnd::NativeMissing as u32 + 1;
+    if frames_until(area, |result| result == END, |area| cpython_step(area), |area| cpython_code(area)) == NEXT {
+        return END_NATIVE | MORE;
+    }
+    let Some(scratch) = SCRATCH.get_ptr(area) else {
+        return END_NATIVE;
+    };
+    // SAFETY: the pointer comes from a successful lookup, and this program has claimed the area.
+    let state = unsafe { &(*scratch).walk.interpreter };
+    if state.has_begun == IS_UNREADABLE {
+        StackEnd::Unreadable as u32 + 1
+    } else if state.frame != 0 {
+        StackEnd::Truncated as u32 + 1
+    } else {
+        END_NATIVE
+    }
+}
+
+/// Sends the name of the frame that stands for missing native ones.
+#[inline(always)]
+fn send_mark(id: u64) {
+    const ASCII: u32 = 1 << 2 | 1 << 5 | 1 << 6;
+    let Some(mut entry) = EVENTS.reserve::<ShortCodeRecord>(0) else {
+        drop_code(id);
+        return;
+    };
+    let record: *mut ShortCodeRecord = entry.as_mut_ptr();
+    let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
+    let text = |bytes: u32| CodeText { characters: bytes as u64, state: ASCII, bytes };
+    // SAFETY: within the reserved record.
+    unsafe {
+        (*record).header = RecordHeader::new(RecordKind::Code, tgid);
+        (*record).code_id = id;
+        (*record).first_line = 0;
+        (*record).table_bytes = 0;
+        (*record).line_table = 0;
+        (*record).reserved = 0;
+        asm::store(&raw mut (*record).table_address, 0);
+        asm::store(&raw mut (*record).table_length, 0);
+        (*record).name = text(NATIVE_MISSING.len() as u32);
+        (*record).file = text(0);
+        let name = (&raw mut (*record).name_bytes).cast::<u8>();
+        for (index, byte) in NATIVE_MISSING.bytes().enumerate() {
+            name.add(index).write(byte);
+        }
+    }
+    entry.submit(u64::from(BPF_RB_NO_WAKEUP));
+    count(Counter::Events);
+}
 
 /// The thread pointer of the current thread.
 #[inline(always)]

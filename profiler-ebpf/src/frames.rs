@@ -13,6 +13,7 @@ pub(crate) fn add(scratch: *mut Scratch, frame: u64) {
     let walk = unsafe { &mut (*scratch).walk };
     write(scratch, walk.depth as usize, frame);
     walk.depth += 1;
+    walk.hash_before = walk.hash;
     let mut hasher = StackHasher::resume(walk.hash);
     hasher.add(frame);
     walk.hash = hasher.state();
@@ -24,6 +25,17 @@ pub(crate) fn distinguish(walk: &mut Walk, word: u64) {
     let mut hasher = StackHasher::resume(walk.hash);
     hasher.add(word);
     walk.hash = hasher.state();
+}
+
+/// Removes the frame that was added last.
+#[inline(always)]
+pub(crate) fn remove_last(scratch: *mut Scratch) {
+    // SAFETY: this program has claimed the area.
+    let walk = unsafe { &mut (*scratch).walk };
+    if walk.depth != 0 {
+        walk.depth -= 1;
+        walk.hash = walk.hash_before;
+    }
 }
 
 #[inline(always)]

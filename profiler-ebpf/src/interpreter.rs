@@ -3,12 +3,13 @@
 
 use profiler_common::interpreter::{Runtime, runtime_index};
 use profiler_common::limits::STACK_FRAMES_MAX;
+use profiler_common::stack::StackEnd;
 
-use crate::cpython::{cpython_code, cpython_step};
+use crate::cpython::{cpython_code, cpython_cut, cpython_rest, cpython_step};
 use crate::layout::InterpreterWalk;
 use crate::maps::{INTERPRETERS, PHPS, RUBIES, SCRATCH};
 use crate::php::{php_rest, php_step};
-use crate::ruby::{MAY_LACK_THREAD, ruby_code, ruby_step};
+use crate::ruby::{ruby_code, ruby_step};
 use crate::{asm, config};
 
 /// Initialises the state for a process whose interpreter has this number.
@@ -40,6 +41,7 @@ pub(crate) fn start(state: &mut InterpreterWalk, number: u32) {
     state.has_begun = 0;
     state.window_bytes = 0;
     state.code = NO_CODE;
+    state.inner.frame = 0;
 }
 
 /// No object has this address: those of objects are even.
@@ -50,6 +52,11 @@ const NO_CODE: u64 = 1;
 pub(crate) fn is_loop(state: &InterpreterWalk, address: u64) -> bool {
     state.number != 0 && (state.loops[0].contains(address) || state.loops[1].contains(address))
 }
+
+/// State before the first frame, if the thread may be none of the interpreter's.
+pub(crate) const MAY_LACK_THREAD: u32 = 2;
+/// State after frames could not be read.
+pub(crate) const IS_UNREADABLE: u32 = 3;
 
 /// Result of a step if this call of the loop has another frame.
 pub(crate) const NEXT: u32 = 0;
@@ -104,7 +111,12 @@ pub(crate) extern "C" fn interpreter_frames(area: u32) -> u32 {
 
 /// Adds frames until a step has a last result, for which it returns [`DONE`], or until a batch is full, for which it returns [`NEXT`].
 #[inline(always)]
-fn frames_until(area: u32, is_last: impl Fn(u32) -> bool, step: impl Fn(u32) -> u32, send: impl Fn(u32) -> u32) -> u32 {
+pub(crate) fn frames_until(
+    area: u32,
+    is_last: impl Fn(u32) -> bool,
+    step: impl Fn(u32) -> u32,
+    send: impl Fn(u32) -> u32,
+) -> u32 {
     for _ in 0..BATCH {
         let result = step(area);
         if result & NEW_CODE != 0 {
@@ -121,11 +133,11 @@ fn frames_until(area: u32, is_last: impl Fn(u32) -> bool, step: impl Fn(u32) -> 
 pub(crate) const MORE: u32 = 1 << 8;
 
 /// Adds the frames that no call of the loop in this stack executes: those of runtimes that need no native frames, also of cut stacks.
-/// Takes the end of the walk, a [`StackEnd`](profiler_common::stack::StackEnd) plus 1, and returns that of the stack. The process has an
+/// Takes the end of the walk, a [`StackEnd`] plus 1, and returns that of the stack. The process has an
 /// interpreter.
 #[inline(always)]
 pub(crate) fn frames_at_end(area: u32, end: u32) -> u32 {
-    let mut end = end;
+    let mut end = cpython_cut(area, end);
     for _ in 0..BATCHES {
         let result = outermost_frames(area, end);
         end = result & !MORE;
@@ -156,6 +168,8 @@ pub(crate) extern "C" fn outermost_frames(area: u32, end: u32) -> u32 {
         }
     } else if Runtime::Php.has(state.number) {
         return php_rest(area, end);
+    } else if end == StackEnd::NativeMissing as u32 + 1 {
+        return cpython_rest(area);
     }
     end
 }

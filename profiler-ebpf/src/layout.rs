@@ -98,8 +98,12 @@ pub(crate) struct Walk {
     pub(crate) unknown: CodeRange,
     /// 1 if `ip` is a return address.
     pub(crate) is_return_address: u32,
+    /// Whether the agent may continue the walk: not 0.
+    pub(crate) mapping_copies: u64,
     /// Hash of the frames so far.
     pub(crate) hash: u64,
+    /// Hash of the frames before the last one.
+    pub(crate) hash_before: u64,
     /// Hash of no frames: of the session's seed and the process. Ids of code begin with it.
     pub(crate) seed: u64,
     pub(crate) interpreter: InterpreterWalk,
@@ -133,12 +137,23 @@ pub(crate) const FRAME_WINDOW_WORDS: usize = 128;
 /// Room for the beginning of a body of CRuby.
 pub(crate) const BODY_ROOM: usize = 32;
 
+/// A stack up to a frame of an interpreter.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct InnerFrames {
+    /// The interpreter's next frame, or 0.
+    pub(crate) frame: u64,
+    /// Frames of the stack, and their hash.
+    pub(crate) depth: u64,
+    pub(crate) hash: u64,
+}
+
 /// State of the walk along the frames of an interpreter.
 #[repr(C)]
 pub(crate) struct InterpreterWalk {
     /// As in [`ProcessMappings`](profiler_common::unwind::ProcessMappings).
     pub(crate) number: u32,
-    /// 1 once `frame` is that of the thread.
+    /// 1 once `frame` is that of the thread; other values are in `interpreter.rs`.
     pub(crate) has_begun: u32,
     /// The next frame, or 0.
     pub(crate) frame: u64,
@@ -153,6 +168,8 @@ pub(crate) struct InterpreterWalk {
     pub(crate) code: u64,
     pub(crate) code_id: u64,
     pub(crate) code_words: [u64; CODE_WORDS],
+    /// CPython: the state before an inner frame was added.
+    pub(crate) inner: InnerFrames,
     /// CRuby: behind the outermost frame.
     pub(crate) end: u64,
     /// CRuby: the method of the current frame.
@@ -174,10 +191,25 @@ pub(crate) struct MachineWalk {
     pub(crate) code: [AddressRange; 3],
     /// HotSpot: the header of the current frame's blob.
     pub(crate) blob: [u64; BLOB_WORDS],
+    /// HotSpot: the frames of a virtual thread that are not on the stack.
+    pub(crate) frozen: FrozenWalk,
     /// V8: maps of shared parts of functions, and of bytecode, once their types are known.
     pub(crate) maps: [u64; 2],
     /// The first words of an object.
     pub(crate) object: [u64; OBJECT_WORDS],
+}
+
+/// State of the walk through frames of a continuation.
+#[repr(C)]
+pub(crate) struct FrozenWalk {
+    /// The chunk whose frames the walk is in, or was in last; 0 before the first one.
+    pub(crate) chunk: u64,
+    /// 1 if the current frame is in the chunk.
+    pub(crate) is_inside: u64,
+    /// The end of the chunk's words.
+    pub(crate) end: u64,
+    /// Frames of the stack after the last one of generated code was added.
+    pub(crate) generated_depth: u64,
 }
 
 /// Room for a function of PHP.

@@ -19,6 +19,9 @@ pub(crate) fn start(state: &mut MachineWalk, number: u32) {
     {
         let none = AddressRange { start: 0, bytes: 0 };
         asm::copy_ranges(&mut state.code, &[machine.code, none, none]);
+        asm::store(&mut state.frozen.chunk, 0);
+        asm::store(&mut state.frozen.is_inside, 0);
+        asm::store(&mut state.frozen.generated_depth, u64::MAX);
     } else if Runtime::V8.has(number)
         && let Some(engine) = JAVASCRIPT_ENGINES.get(index)
     {

@@ -22,7 +22,7 @@ use profiler_common::step::ReadMemory;
 use crate::asm::masked;
 use crate::cpython::{WINDOW_BYTES, copy, fill, thread_pointer, word};
 use crate::helpers::{BPF_RB_NO_WAKEUP, bpf_get_current_pid_tgid, read_user};
-use crate::interpreter::{DONE, END, NEW_CODE, NEXT};
+use crate::interpreter::{DONE, END, MAY_LACK_THREAD, NEW_CODE, NEXT};
 use crate::layout::{BODY_ROOM, InterpreterWalk, Scratch};
 use crate::maps::{EVENTS, RUBIES, SCRATCH, count};
 use crate::window::user_word;
@@ -59,9 +59,6 @@ impl ReadMemory for Body<'_> {
 
 /// Up to the end of the table of lines, in all versions.
 const BODY_BYTES: u64 = 152;
-
-/// State before the first frame, if the thread may be none of Ruby's.
-pub(crate) const MAY_LACK_THREAD: u32 = 2;
 
 /// Adds a frame. Returns [`DONE`] after the last one of this call of the loop, and [`END`] without adding one if there is none; and
 /// [`NEW_CODE`].

@@ -55,6 +55,7 @@ fn start(
     let walk = unsafe { &mut (*scratch).walk };
     walk.depth = 0;
     walk.hash = hasher.state();
+    walk.hash_before = hasher.state();
     walk.seed = hasher.state();
     walk.ip = caller.ok_or(StackEnd::Unreadable)?;
     walk.sp = sp.wrapping_add(CALL_BYTES);
@@ -71,6 +72,7 @@ fn start(
         walk.mapping_count = mappings.count;
         walk.mapping_serial = mappings.serial;
         start_mappings(walk, tgid, &mappings);
+        walk.mapping_copies = mappings.copies as u64;
         interpreter::start(&mut walk.interpreter, mappings.interpreter);
         machine::start(&mut walk.machine, mappings.machine);
         php::start(walk);
@@ -140,6 +142,8 @@ fn walk(scratch: *mut Scratch, area: u32) -> StackEnd {
         5 => StackEnd::MissingModule,
         6 => StackEnd::NoRow,
         7 => StackEnd::UnsupportedRule,
+        8 => StackEnd::NativeMissing,
+        9 => StackEnd::Frozen,
         _ => StackEnd::Truncated,
     }
 }
@@ -151,6 +155,9 @@ pub(crate) extern "C" fn unwind_batch(area: u32) -> u32 {
         let mut word = unwind_step(area);
         if word == IN_HOTSPOT {
             word = hotspot::hotspot_frame(area);
+            if word == hotspot::IS_FROZEN {
+                word = hotspot::hotspot_chunk(area);
+            }
         } else if word == IN_V8 {
             word = v8::v8_frame(area);
         }

@@ -13,8 +13,9 @@ pub type Sums = BTreeMap<Stack, [u64; 2]>;
 
 /// Smallest mean size of the script's blocks.
 const BYTES_MIN: u64 = 50_000;
+
 /// Stacks that the script describes at least.
-const STACKS_MIN: usize = 40;
+pub const STACKS_MIN: usize = 40;
 
 /// A block as the interpreter describes it.
 #[derive(Debug, Deserialize)]
@@ -23,15 +24,15 @@ struct Block {
     stack: Stack,
 }
 
-/// What the script has written: a line of JSON per block.
-pub fn described(text: &str) -> Result<Sums, String> {
+/// What the script has written: a line of JSON per block, of at least so many stacks.
+pub fn described(text: &str, stacks_min: usize) -> Result<Sums, String> {
     let mut sums = Sums::new();
     for line in text.lines() {
         let block: Block =
             serde_json::from_str(line).map_err(|error| format!("the target's line `{line}`: {error}"))?;
         add(&mut sums, block.stack, [1, block.bytes]);
     }
-    if sums.len() > STACKS_MIN { Ok(sums) } else { Err(format!("the target describes {} stacks", sums.len())) }
+    if sums.len() >= stacks_min { Ok(sums) } else { Err(format!("the target describes {} stacks", sums.len())) }
 }
 
 /// Adds a number of blocks and their bytes.

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::interpreters::{Python, VERSIONS, tested};
 use heapbpf_tests::kernel;
-use heapbpf_tests::python::{self, Stack, Sums, add, interpreted, is_interpreted, recorded};
+use heapbpf_tests::python::{self, STACKS_MIN, Stack, Sums, add, interpreted, is_interpreted, recorded};
 use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::report::{Callsite, Frame, Process, Report};
 use heapbpf_tests::target::Target;
@@ -21,9 +21,9 @@ fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("targets").join(name)
 }
 
-fn described(output: &Path) -> Sums {
+fn described(output: &Path, stacks_min: usize) -> Sums {
     let text = fs::read_to_string(output).expect("the target has written it");
-    python::described(&text).expect("the target writes JSON")
+    python::described(&text, stacks_min).expect("the target writes JSON")
 }
 
 /// Compares all stacks.
@@ -60,10 +60,10 @@ fn stacks_equal_those_of_the_interpreter() {
         target.run_command("go");
         session.interrupt().expect_code(0);
         let report = heapbpf.report("out.json");
-        check(version, &described(&output), &recorded(report.process(target.pid())));
+        check(version, &described(&output, STACKS_MIN), &recorded(report.process(target.pid())));
         // The recording contains the names.
         convert(&heapbpf, "again.json");
-        check(version, &described(&output), &recorded(heapbpf.report("again.json").process(target.pid())));
+        check(version, &described(&output, STACKS_MIN), &recorded(heapbpf.report("again.json").process(target.pid())));
     }
 }
 
@@ -91,6 +91,78 @@ fn the_interpreters_own_frames_are_shown_on_request() {
     assert!(with > 50 && without == 0, "{with} stacks with the loop, {without} without");
     let [with, without] = with_loop(&plain);
     assert!(with == 0 && without > 50, "{with} stacks with the loop, {without} without");
+}
+
+/// Name of the frame that stands for native functions which are missing.
+const NATIVE_MISSING: &str = "[native functions missing]";
+
+/// Records a script with an engine, and returns what it has described, and the report.
+#[track_caller]
+fn record(python: &Python, name: &str, engine: &str) -> (Sums, Process) {
+    let (inside, output) = python.output();
+    let mut target = Target::spawn(python.script(&script(name)).arg(inside));
+    let mut heapbpf = Heapbpf::of(target.pid(), &format!("--interval 1 --engine {engine} -o out.json"));
+    let session = heapbpf.start();
+    target.run_command("go");
+    session.interrupt();
+    let mut report = heapbpf.report("out.json");
+    let index = report.targets.iter().position(|process| process.pid == target.pid()).expect("it is recorded");
+    (described(&output, 5), report.targets.swap_remove(index))
+}
+
+/// Generated code that has neither unwind tables nor frame pointers, and native frames beyond the limit of a stack, hide no Python
+/// function. The stack has a frame in place of the native functions that are missing.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn python_functions_outside_of_a_cut_are_there() {
+    for version in tested(VERSIONS) {
+        for engine in ["trap", "inline"] {
+            let case = format!("{version} {engine}");
+            let (expected, mut process) = record(&Python::of(version), "beyond.py", engine);
+            let mut gaps = BTreeSet::new();
+            for callsite in &mut process.callsites {
+                let missing = callsite.stack.iter().position(|frame| frame.is(NATIVE_MISSING));
+                assert_eq!(
+                    missing.is_some(),
+                    callsite.end.as_deref() == Some("native_missing"),
+                    "{case}: {callsite:#?}"
+                );
+                if let Some(missing) = missing {
+                    let gap = &callsite.stack[missing - 1..=missing + 1];
+                    gaps.insert(gap.iter().map(|frame| frame.function.clone().unwrap_or_default()).collect::<Vec<_>>());
+                    callsite.stack.remove(missing);
+                }
+            }
+            check(&case, &expected, &recorded(&process));
+            let expected = [vec!["", NATIVE_MISSING, "kernel"], vec!["deep", NATIVE_MISSING, "deep"]];
+            // Since 3.11, a call of a Python function takes no native frames.
+            let expected = if version == "3.9" { &expected[..] } else { &expected[..1] };
+            assert_eq!(Vec::from_iter(gaps), expected, "{case}");
+        }
+    }
+}
+
+/// The stack of a greenlet ends at its first function: what is outside of it on the thread's stack belongs to others.
+#[test]
+fn stacks_of_greenlets_end_at_their_first_function() {
+    for version in tested(VERSIONS) {
+        for engine in ["trap", "inline"] {
+            let case = format!("{version} {engine}");
+            let (expected, process) = record(&Python::of(version), "greenlets.py", engine);
+            check(&case, &expected, &recorded(&process));
+            let is_of_script = |callsite: &Callsite| expected.contains_key(&interpreted(callsite));
+            for callsite in process.callsites.iter().filter(|callsite| is_of_script(callsite)) {
+                assert_eq!(callsite.end.as_deref(), Some("complete"), "{case}: {callsite:#?}");
+                let name = |frame: &Frame| frame.function.clone().unwrap_or_default();
+                let first = callsite.stack.iter().position(|frame| name(frame).contains("::inner_bootstrap("));
+                // Functions of Python are either of the greenlet or of the thread.
+                let outermost = interpreted(callsite).pop().expect("it is expected").0;
+                let is_of_greenlet = !["<module>", "Thread._bootstrap", "_bootstrap"].contains(&&*outermost);
+                let expected = is_of_greenlet.then(|| callsite.stack.len() - 1);
+                assert_eq!(first, expected, "{case}: {callsite:#?}");
+            }
+        }
+    }
 }
 
 /// Device and inode of each file whose code a process has mapped.
@@ -140,7 +212,7 @@ fn a_launched_interpreter_is_named_from_its_start() {
     session.wait().expect_code(0);
     let report = heapbpf.report("out.json");
     let process = report.targets.iter().find(|process| !process.replaced).expect("the interpreter");
-    check("launched", &described(&output), &recorded(process));
+    check("launched", &described(&output, STACKS_MIN), &recorded(process));
     let bytes = |callsite: &Callsite| callsite.totals.alloc_bytes.as_u64().expect("exact");
     let has_names =
         |callsite: &&Callsite| callsite.stack.iter().filter(is_interpreted).all(|frame| frame.function.is_some());

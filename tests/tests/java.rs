@@ -19,6 +19,16 @@ const JVMS: &str = "/usr/lib/jvm";
 const VERSIONS: [u32; 3] = [17, 21, 25];
 /// Smallest block that the target describes.
 const BYTES_MIN: u64 = 100_000;
+/// The target with virtual threads.
+const VIRTUAL: &str = "Virtual";
+/// The outermost function of a virtual thread that has a description.
+const OUTERMOST: &str = "java.lang.VirtualThread.run";
+/// The functions outside of it that are in the continuation.
+const ENTERED: [&str; 3] = [
+    "java.lang.VirtualThread$VThreadContinuation$1.run",
+    "jdk.internal.vm.Continuation.enter0",
+    "jdk.internal.vm.Continuation.enter",
+];
 /// Innermost Java functions of each block, which the target's description lacks.
 const ALLOCATING: [&str; 3] = [
     "jdk.internal.misc.Unsafe.allocateMemory0",
@@ -51,12 +61,17 @@ fn version(folder: &Path) -> Option<u32> {
 
 /// Starts the target, which executes all of its paths before it is ready, often enough that they are compiled: HEAPBPF_ROUNDS times in
 /// an emulated machine, which would take hours for the usual number.
-fn start(jvm: &Path, classes: &Path, options: &str) -> Target {
-    let many = env::var("HEAPBPF_ROUNDS").unwrap_or_else(|_| "20000".to_owned());
+fn start(jvm: &Path, name: &str, options: &str) -> Target {
+    let usual = if name == VIRTUAL { "2000" } else { "20000" };
+    let many = env::var("HEAPBPF_ROUNDS").unwrap_or_else(|_| usual.to_owned());
     let rounds = if ["-Xint", "-Xcomp"].contains(&options) { "20" } else { &many };
     let mut command = Command::new(jvm.join("bin/java"));
     command.args(["-XX:+UnlockDiagnosticVMOptions", "-XX:+ShowHiddenFrames"]).args(options.split_ascii_whitespace());
-    Target::spawn(command.arg("-cp").arg(classes).args(["demo.Allocating", rounds]))
+    if name == VIRTUAL {
+        // The heap of the machine does not grow while it is recorded.
+        command.args(["-Xms128m", "-Xmx128m", "-XX:+AlwaysPreTouch"]);
+    }
+    Target::spawn(command.arg("-cp").arg(java_classes(name)).args([&format!("demo.{name}"), rounds]))
 }
 
 /// Functions, files and lines, the innermost first. Native methods and generated classes have no lines.
@@ -155,15 +170,25 @@ fn compare(case: &str, expected: &Sums, recorded: &Recorded) {
     assert!(!lines[0] && lines[1] == lines[2], "{case}: {allocating:?}");
 }
 
-/// Records the target in every virtual machine. `inspect` gets the case, what is expected, the recording, and the target's PID.
+/// Records the usual target in every virtual machine.
 #[track_caller]
 fn record(options: &str, inspect: impl Fn(&str, &Sums, &Heapbpf, u32)) {
-    let classes = java_classes("Allocating");
-    for (jvm, version) in jvms() {
+    record_program("Allocating", (options, ""), jvms(), inspect);
+}
+
+/// Records a target in virtual machines. `inspect` gets the case, what is expected, the recording, and the target's PID.
+#[track_caller]
+fn record_program(
+    name: &str,
+    (options, arguments): (&str, &str),
+    jvms: BTreeMap<PathBuf, u32>,
+    inspect: impl Fn(&str, &Sums, &Heapbpf, u32),
+) {
+    for (jvm, version) in jvms {
         let case = format!("JDK {version} {options}");
-        let mut target = start(&jvm, &classes, options);
+        let mut target = start(&jvm, name, options);
         let pid = target.pid();
-        let mut heapbpf = Heapbpf::of(pid, "--interval 1 -o out.json -o out.heapbpf");
+        let mut heapbpf = Heapbpf::of(pid, &format!("--interval 1 {arguments} -o out.json -o out.heapbpf"));
         let session = heapbpf.start();
         let lines = target.query("go");
         let _ = session.interrupt().expect_code(0);
@@ -196,6 +221,61 @@ fn check_kinds(options: &str, required: &[Kind], optional: &[Kind]) {
         let is_known = |kind| required.contains(kind) || optional.contains(kind);
         assert!(required.iter().all(|kind| found.contains(kind)) && found.iter().all(is_known), "{case}: {found:?}");
     });
+}
+
+/// Stacks up to the outermost function of a virtual thread, which all of them have, with what is outside of it.
+#[track_caller]
+fn of_virtual_threads(case: &str, sums: &Sums) -> (Sums, BTreeSet<Vec<String>>) {
+    let (mut inside, mut outside) = (Sums::new(), BTreeSet::new());
+    for (stack, &counts) in sums {
+        let outermost = stack.iter().position(|(function, _)| function == OUTERMOST);
+        let (stack, rest) = stack.split_at(outermost.unwrap_or_else(|| panic!("{case}: {stack:#?}")) + 1);
+        add(&mut inside, stack.to_vec(), counts);
+        outside.insert(rest.iter().map(|(function, _)| function.clone()).collect());
+    }
+    (inside, outside)
+}
+
+/// Records virtual threads, most of whose frames are in their continuations.
+#[track_caller]
+fn check_virtual(options: &str, arguments: &str) {
+    let versions = jvms().into_iter().filter(|(_, version)| *version >= 21).collect();
+    record_program(VIRTUAL, (options, arguments), versions, |case, expected, heapbpf, pid| {
+        let mut seen = recorded(heapbpf.report("out.json").process(pid));
+        let (expected, _) = of_virtual_threads(case, expected);
+        let (inside, outside) = of_virtual_threads(case, &seen.sums);
+        seen.sums = inside;
+        compare(case, &expected, &seen);
+        // A thread that has not waited yet was called by the one that carries it.
+        let has_carrier = |rest: &&Vec<String>| rest.len() > ENTERED.len();
+        assert!(outside.iter().all(|rest| rest.starts_with(&ENTERED.map(str::to_owned))), "{case}: {outside:#?}");
+        let carriers: Vec<_> = outside.iter().filter(has_carrier).collect();
+        let is_entered = |rest: &Vec<String>| rest[ENTERED.len()] == "jdk.internal.vm.Continuation.enterSpecial";
+        assert!(carriers.iter().all(|rest| is_entered(rest)) && carriers.len() < outside.len(), "{case}: {outside:#?}");
+    });
+}
+
+#[test]
+fn stacks_of_virtual_threads_contain_the_frames_in_their_continuation() {
+    check_virtual("", "");
+    check_virtual("-XX:-UseCompressedOops", "--engine inline");
+}
+
+#[test]
+#[ignore = "part of `cargo xtask nightly --suite versions`"]
+fn stacks_of_virtual_threads_are_equal_with_each_compiler_and_garbage_collector() {
+    for options in [
+        "-Xint",
+        "-Xcomp",
+        "-XX:TieredStopAtLevel=1",
+        "-XX:-TieredCompilation",
+        "-XX:+PreserveFramePointer",
+        "-XX:+UseSerialGC",
+        "-XX:+UseParallelGC",
+        "-XX:+UseShenandoahGC",
+    ] {
+        check_virtual(options, "");
+    }
 }
 
 /// Some methods are compiled, some are not.

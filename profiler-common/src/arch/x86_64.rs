@@ -68,6 +68,22 @@ pub const SIGNAL_BP: u64 = 40 + 10 * 8;
 pub const SIGNAL_SP: u64 = 40 + 15 * 8;
 pub const SIGNAL_IP: u64 = 40 + 16 * 8;
 
+/// Whether these 8 bytes of code, of which the first is the lowest, end with a call: a direct one, or one of the forms of `call r/m64`
+/// (Intel SDM 2, "CALL").
+#[inline(always)]
+pub const fn ends_with_call(code: u64) -> bool {
+    const fn is_indirect(code: u64, bytes: u64) -> bool {
+        let at = code >> (64 - 8 * bytes);
+        at & 0xff == 0xff && at >> 11 & 7 == 2
+    }
+    code >> 24 & 0xff == 0xe8
+        || is_indirect(code, 2)
+        || is_indirect(code, 3)
+        || is_indirect(code, 4)
+        || is_indirect(code, 6)
+        || is_indirect(code, 7)
+}
+
 /// Steps by the rule that covers [`Registers::lookup_address`].
 #[inline(always)]
 pub fn step(registers: &Registers, rule: Rule, memory: &impl ReadMemory) -> Step {

@@ -25,7 +25,7 @@ const WORD_BYTES: u64 = 8;
 const INFLIGHT_BYTES: u64 = 40 + size_of::<LiveBlock>() as u64;
 /// Size of a scratch area without the stack window and the frames. 1 KiB of it is the window of an interpreter's frames, 512 B
 /// the header of a code blob of HotSpot.
-const SCRATCH_REST_BYTES: u64 = 1856;
+const SCRATCH_REST_BYTES: u64 = 2728;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KernelMaps {

@@ -58,6 +58,10 @@ impl TableKey {
             add(base.map_or([0; 9], array_with_mark).as_slice());
         }
         add(&image.exits.iter().flat_map(|address| address.to_le_bytes()).collect::<Vec<u8>>());
+        // Nearly all modules have none.
+        if !image.greenlets.is_empty() {
+            add(&image.greenlets.iter().flat_map(|address| address.to_le_bytes()).collect::<Vec<u8>>());
+        }
         for code in &image.code {
             for number in [code.start, code.end, code.file_offset] {
                 add(&number.to_le_bytes());

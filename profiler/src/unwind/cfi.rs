@@ -66,6 +66,15 @@ impl Functions {
         true
     }
 
+    /// Gives the function that begins there one rule, if there is one among functions that are sorted.
+    pub(super) fn replace(&mut self, start: u64, rule: u16) {
+        let found = self.functions.binary_search_by_key(&start, |function| function.start);
+        if let (Ok(at), Ok(first_row)) = (found, u32::try_from(self.rows.len())) {
+            self.rows.push(FunctionRow { offset: 0, rule });
+            (self.functions[at].first_row, self.functions[at].row_count) = (first_row, 1);
+        }
+    }
+
     pub(crate) fn read<'data, S: UnwindSection<Bytes<'data>>>(
         &mut self,
         section: &S,

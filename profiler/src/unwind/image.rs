@@ -35,6 +35,14 @@ pub enum ImageError {
 /// Functions that do not return and receive the result of a thread's first function.
 const EXITS: [&[u8]; 4] = [b"exit", b"pthread_exit", b"__pthread_exit", b"thrd_exit"];
 
+/// The first function of greenlets, `greenlet::UserGreenlet::inner_bootstrap` of 2.0, and of 3.0 and later. All builds export it.
+const GREENLETS: [&[u8]; 2] = [
+    b"_ZN8greenlet12UserGreenlet15inner_bootstrapERNS_4refs14_OwnedGreenletI9_greenletXadL_ZNS1_15GreenletCheckerEPvEEEERNS1_14OwnedReferenceI7_objectXadL_ZNS1_11NoOpCheckerES4_EEEE",
+    b"_ZN8greenlet12UserGreenlet15inner_bootstrapEP9_greenletP7_object",
+];
+/// Modules with larger tables are not that of greenlets, which has 300 to 650 symbols.
+const GREENLETS_SYMBOLS_BYTES_MAX: u64 = 2048 * 24;
+
 /// An executable segment, by link address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Code {
@@ -58,6 +66,8 @@ pub struct Image<'a> {
     pub entry: Option<u64>,
     /// Link addresses of functions that end a thread or the process; of C libraries and static executables.
     pub exits: Vec<u64>,
+    /// Link addresses of functions that are the first ones of greenlets.
+    pub greenlets: Vec<u64>,
 }
 
 impl<'a> Image<'a> {
@@ -79,8 +89,10 @@ impl<'a> Image<'a> {
         let entry = Some(elf.entry.0).filter(|&entry| code_at(&code, entry).is_some());
         // Only files that can be executed: a static executable, or musl's library, which is its loader.
         let exits = entry.map_or_else(Vec::new, |_| symbols::addresses(file, &elf, &EXITS));
+        let greenlets = greenlets(file, &elf);
         let bases = BaseAddresses::default();
-        let mut image = Self { file, processor, eh_frame: None, debug_frame: None, bases, code, entry, exits };
+        let mut image =
+            Self { file, processor, eh_frame: None, debug_frame: None, bases, code, entry, exits, greenlets };
         image.find_sections(&elf);
         if image.eh_frame.is_none() {
             image.find_by_segment(&elf);
@@ -163,6 +175,12 @@ impl<'a> Image<'a> {
         self.eh_frame = section.filter(|bytes| !bytes.is_empty());
         self.bases = bases.set_eh_frame(address);
     }
+}
+
+fn greenlets(file: &File, elf: &Elf) -> Vec<u64> {
+    let is_small = |section: &Section| section.size_bytes <= GREENLETS_SYMBOLS_BYTES_MAX;
+    let is_candidate = !elf.is_static && elf.section(".dynsym").is_some_and(is_small);
+    if is_candidate { symbols::addresses(file, elf, &GREENLETS) } else { Vec::new() }
 }
 
 fn code_of(elf: &Elf) -> Result<Vec<Code>, ImageError> {

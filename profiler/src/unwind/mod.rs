@@ -7,6 +7,7 @@ pub(crate) mod cache;
 pub(crate) mod cfi;
 pub(crate) mod compact;
 mod golang;
+mod greenlet;
 pub(crate) mod image;
 mod outermost;
 pub(crate) mod ranges;
@@ -56,6 +57,7 @@ fn build_from_image(image: &Image<'_>) -> Table {
     let (fills_gaps, mut samples) = compact::fill_gaps(image, &spans);
     samples.extend(image, outermost::mark(image, &mut spans));
     samples.extend(image, signal::mark(image, &mut spans));
+    greenlet::mark(image, &mut spans);
     samples.extend(image, go_samples);
     stats.fills_gaps = fills_gaps || is_go;
     let gap = if fills_gaps { table::FRAME_POINTER } else { table::GAP };

@@ -61,7 +61,7 @@ const DIFFERING_MAX: usize = 2;
 fn described(transcript: &Transcript, release: &str) -> Outcome {
     let session = format!("python-{release}");
     let described = transcript.text(&format!("{session}.described")).ok_or("the target has described nothing")?;
-    let expected = python::described(described)?;
+    let expected = python::described(described, python::STACKS_MIN)?;
     let report = report(transcript, &session)?;
     let recorded = python::recorded(report.targets.first().ok_or("no target")?);
     let [missing, others] = python::differing(&expected, &recorded);

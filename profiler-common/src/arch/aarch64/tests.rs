@@ -94,6 +94,17 @@ fn stack_ends() {
     check(still, at(0x1000, 7), &[5, 6], Step::End(StackEnd::BrokenChain));
 }
 
+#[test]
+fn calls_are_recognised_at_the_end_of_code() {
+    let code = |last: u32| u64::from(last) << 32 | 0xd503_201f;
+    // `bl`, `blr x3`, `blraa x3, sp`, `blraaz x3`, `blrab x3, x4`.
+    let calls = [0x9400_0010, 0x97ff_fff0, 0xd63f_0060, 0xd73f_087f, 0xd63f_087f, 0xd73f_0c64];
+    assert_eq!(calls.map(|call| ends_with_call(code(call))), [true; 6]);
+    // `b`, `br x3`, `ret`, `nop`.
+    let others = [0x1400_0010, 0xd61f_0060, 0xd65f_03c0, 0xd503_201f];
+    assert_eq!(others.map(|other| ends_with_call(code(other))), [false; 4]);
+}
+
 proptest! {
     #[test]
     fn arbitrary_registers_and_rules_do_not_panic(

@@ -147,6 +147,30 @@ fn plainly(rule: Rule, registers: &Registers, memory: &Noise) -> Option<Step> {
     })
 }
 
+#[test]
+fn calls_are_recognised_at_the_end_of_code() {
+    let code = |last: &[u8]| {
+        let mut bytes = [0x90; 8];
+        bytes[8 - last.len()..].copy_from_slice(last);
+        u64::from_le_bytes(bytes)
+    };
+    // `call target`, `call *%rax`, `call *%r12`, `call *(%rax)`, `call *8(%rsp)`, `call *0x1234(%rip)`, `call *0x1234(%rax,%rcx,8)`.
+    let calls: [&[u8]; 7] = [
+        &[0xe8, 1, 2, 3, 4],
+        &[0xff, 0xd0],
+        &[0x41, 0xff, 0xd4],
+        &[0xff, 0x10],
+        &[0xff, 0x54, 0x24, 8],
+        &[0xff, 0x15, 0x34, 0x12, 0, 0],
+        &[0xff, 0x94, 0xc8, 0x34, 0x12, 0, 0],
+    ];
+    assert_eq!(calls.map(|call| ends_with_call(code(call))), [true; 7]);
+    // Nothing, `jmp target`, `jmp *%rax`, `push (%rax)`, pointers.
+    let others: [&[u8]; 6] =
+        [&[], &[0xe9, 1, 2, 3, 4], &[0xff, 0xe0], &[0xff, 0x30], &[0x10, 0x20, 0x7f, 0x1c, 0x55, 0x55, 0, 0], &[0; 8]];
+    assert_eq!(others.map(|other| ends_with_call(code(other))), [false; 6]);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(20_000))]
 

@@ -2,3 +2,4 @@
 
 mod cpython;
 mod hostile;
+mod hotspot;

@@ -3,7 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use heapbpf_ledger::model::{CallsiteProfile, Frame, FrameKind, Profile, TargetProfile, base_name};
+use heapbpf_ledger::model::{CallsiteProfile, Frame, FrameId, FrameKind, Profile, TargetProfile, base_name};
+use profiler_common::interpreter::NATIVE_MISSING;
 use profiler_common::limits::STACK_FRAMES_MAX;
 use profiler_common::stack::StackEnd;
 
@@ -44,10 +45,17 @@ pub(super) fn cuts(profile: &Profile) -> Vec<Cut<'_>> {
     cuts
 }
 
-/// The reason, and the outermost known frame.
+/// The reason, and the outermost known frame before the cut.
 fn cut<'a>(profile: &'a Profile, callsite: &CallsiteProfile) -> Option<(StackEnd, &'a Frame)> {
     let end = callsite.end.filter(|end| *end != StackEnd::Complete)?;
-    Some((end, profile.frames.get(callsite.stack.last()?.0 as usize)?))
+    let frame = |id: &FrameId| profile.frames.get(id.0 as usize);
+    if end != StackEnd::NativeMissing {
+        return Some((end, frame(callsite.stack.last()?)?));
+    }
+    // The last native one: functions of the interpreter are there.
+    let mut known = callsite.stack.iter().filter_map(frame);
+    let known = known.by_ref().take_while(|it| it.function.as_deref() != Some(NATIVE_MISSING));
+    known.filter(|it| it.kind != FrameKind::Interpreted).last().map(|frame| (end, frame))
 }
 
 /// The file of a frame's code.
@@ -74,6 +82,8 @@ pub(super) fn reason(end: StackEnd) -> String {
         StackEnd::MissingModule => "no table",
         StackEnd::NoRow => "no unwind information",
         StackEnd::UnsupportedRule => "unsupported unwind rule",
+        StackEnd::NativeMissing => "native functions missing",
+        StackEnd::Frozen => "outer frames in the continuation of a virtual thread",
     }
     .to_owned()
 }

@@ -110,8 +110,9 @@ pub(super) fn end_frame(end: Option<StackEnd>, stack: &[FrameId]) -> Option<Stri
     match end {
         None if stack.is_empty() => Some("[stack lost]".to_owned()),
         None => Some("[unwind stopped: unknown reason]".to_owned()),
-        Some(StackEnd::Complete) if stack.is_empty() => Some("[no frames]".to_owned()),
-        Some(StackEnd::Complete) => None,
+        Some(StackEnd::Complete | StackEnd::NativeMissing) if stack.is_empty() => Some("[no frames]".to_owned()),
+        // A frame within the stack stands for what is missing.
+        Some(StackEnd::Complete | StackEnd::NativeMissing) => None,
         Some(end) => Some(format!("[unwind stopped: {}]", cuts::reason(end))),
     }
 }

@@ -104,7 +104,7 @@ fn class_name(internal: &str) -> String {
     name.replace('/', ".")
 }
 
-fn symbol(memory: &impl Memory, layout: &Layout, address: u64) -> Option<String> {
+pub(super) fn symbol(memory: &impl Memory, layout: &Layout, address: u64) -> Option<String> {
     let length = memory.bytes(address.wrapping_add(layout.symbol_length)).map(u16::from_le_bytes)?;
     let start = address.wrapping_add(layout.symbol_body);
     let length = usize::from(length).min(NAME_BYTES_MAX);

@@ -2,6 +2,7 @@
 //!
 //! All of it is in the memory of the target, which controls it: reads have limits, and what contradicts itself is an error.
 
+mod frozen;
 mod layout;
 mod method;
 pub(crate) mod perf_map;
@@ -56,7 +57,10 @@ impl Library {
     fn in_process(self, pid: Pid, bias: u64) -> Result<Option<Machine>, Unsupported> {
         let structs = Structs::read(&pid, self.0, bias)?;
         let layout = Layout::new(&structs, &pid)?;
-        Ok(place(&structs, &layout, &pid)?.map(|place| Machine::new(layout, place)))
+        let Some(mut place) = place(&structs, &layout, &pid)? else { return Ok(None) };
+        let Some(frozen) = frozen::find(&structs, &layout, &pid) else { return Ok(None) };
+        place.frozen = frozen;
+        Ok(Some(Machine::new(layout, place)))
     }
 }
 

@@ -38,6 +38,8 @@ const TYPES: &[&str] = &[
     "CodeCache",
     "CodeHeap",
     "CompiledMethod",
+    "CompressedKlassPointers",
+    "CompressedOops",
     "ConstMethod",
     "ConstantPool",
     "GenericGrowableArray",
@@ -45,12 +47,14 @@ const TYPES: &[&str] = &[
     "GrowableArrayBase",
     "HeapBlock",
     "InstanceKlass",
+    "JVMFlag",
     "Klass",
     "Method",
     "StubQueue",
     "Symbol",
     "VirtualSpace",
     "nmethod",
+    "vmClasses",
 ];
 
 /// Real tables have less than 4,000 entries.
@@ -72,7 +76,7 @@ pub(super) struct Structs {
 impl Structs {
     pub(super) fn read(memory: &impl Memory, exports: Exports, bias: u64) -> Result<Self, Unsupported> {
         let mut structs = Self::default();
-        let mut texts = Texts { memory, pages: FxHashMap::default() };
+        let mut texts = Texts::of(memory);
         let mut read = || {
             let fields = memory.word(exports.structs.0.wrapping_add(bias))?;
             each(memory, fields, |entry: &[u8; FIELD_BYTES]| {
@@ -140,7 +144,7 @@ fn each<const N: usize>(memory: &impl Memory, first: u64, mut entry: impl FnMut(
 }
 
 /// Texts of the machine's library, of which neighbors are read together.
-struct Texts<'a, M> {
+pub(super) struct Texts<'a, M> {
     memory: &'a M,
     pages: FxHashMap<u64, Option<Box<[u8; PAGE_BYTES]>>>,
 }
@@ -149,13 +153,17 @@ const PAGE_BYTES: usize = 4096;
 /// Real machines have them in some 100 pages.
 const PAGES_MAX: usize = 1024;
 
-impl<M: Memory> Texts<'_, M> {
+impl<'a, M: Memory> Texts<'a, M> {
+    pub(super) fn of(memory: &'a M) -> Self {
+        Self { memory, pages: FxHashMap::default() }
+    }
+
     fn known_type(&mut self, address: u64) -> Option<&'static str> {
         let name = self.at(address)?;
         TYPES.iter().find(|known| **known == name).copied()
     }
 
-    fn at(&mut self, address: u64) -> Option<String> {
+    pub(super) fn at(&mut self, address: u64) -> Option<String> {
         let mut text = Vec::new();
         for at in address..address.saturating_add(NAME_BYTES_MAX as u64) {
             let page = at / PAGE_BYTES as u64;

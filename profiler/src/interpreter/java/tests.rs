@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use heapbpf_base::address::LinkAddr;
+use profiler_common::hotspot::FrozenFrames;
 use profiler_common::interpreter::CodePlace;
 use proptest::prelude::*;
 
@@ -94,6 +95,11 @@ const BLOB: u64 = 0x80_0000;
 
 /// With two methods, `a.Outer.run` and `b.Inner$.make`, and a blob of the first that has inlined the second.
 fn image() -> Image {
+    described(FIELDS, SIZES)
+}
+
+/// As above, with this description.
+fn described(fields: &[(&str, &str, bool, u64)], sizes: &[(&str, u64)]) -> Image {
     let mut image = Image::default();
     for (start, bytes) in [
         (BIAS + 0x1000, 16),
@@ -112,7 +118,7 @@ fn image() -> Image {
         texts += text.len() as u64 + 1;
         texts - text.len() as u64 - 1
     };
-    for (entry, (kind, field, is_static, value)) in (TABLES..).step_by(48).zip(FIELDS) {
+    for (entry, (kind, field, is_static, value)) in (TABLES..).step_by(48).zip(fields) {
         let (kind, field) = (text(&mut image, kind), text(&mut image, field));
         image.set_word(entry, kind);
         image.set_word(entry + 8, field);
@@ -120,7 +126,7 @@ fn image() -> Image {
         image.set_word(entry + if *is_static { 40 } else { 32 }, *value);
     }
     let types = TABLES + 0x4000;
-    for (entry, (kind, size)) in (types..).step_by(40).zip(SIZES) {
+    for (entry, (kind, size)) in (types..).step_by(40).zip(sizes) {
         let kind = text(&mut image, kind);
         image.set_word(entry, kind);
         image.set_word(entry + 32, *size);
@@ -221,8 +227,119 @@ fn a_machine_has_heaps_and_an_interpreter() {
         method_constant: 8,
         constant_bytecode: 48,
         flags: 0,
+        frozen: FrozenFrames::default(),
     };
     assert_eq!(machine.place, expected);
+}
+
+const CLASSES: u64 = 0x90_0000;
+const CHUNK: u64 = CLASSES + 0x800;
+
+/// A machine of JDK 21 with the classes of continuations and chunks, and these flags.
+fn with_virtual_threads(flags: &[(&str, bool)]) -> Image {
+    let fields = [
+        ("InstanceKlass", "_fieldinfo_stream", false, 0x40),
+        ("InstanceKlass", "_constants", false, 0x48),
+        ("Klass", "_layout_helper", false, 8),
+        ("vmClasses", frozen::FIRST_CLASS, true, CLASSES + 0x1000),
+        ("vmClasses", frozen::LATER_CLASS, true, CLASSES + 0x1018),
+        ("JVMFlag", "_addr", false, 0),
+        ("JVMFlag", "_name", false, 8),
+        ("JVMFlag", "flags", true, CLASSES + 0x1020),
+        ("JVMFlag", "numFlags", true, CLASSES + 0x1028),
+        ("CompressedOops", "_narrow_oop._base", true, CLASSES + 0x1030),
+        ("CompressedOops", "_shift", true, CLASSES + 0x1038),
+        ("CompressedKlassPointers", "_base", true, CLASSES + 0x1040),
+        ("CompressedKlassPointers", "_narrow_klass._shift", true, CLASSES + 0x1048),
+    ];
+    let fields: Vec<_> = FIELDS.iter().chain(&fields).copied().collect();
+    let mut image = described(&fields, &[SIZES, &[("JVMFlag", 24)]].concat());
+    image.0.insert(CLASSES, vec![0; 0x2000]);
+    image.set_integer(VALUES, 21);
+    // Another class is first.
+    for (index, class) in [METHODS + 0x400, CLASSES, CHUNK, METHODS + 0x400].into_iter().enumerate() {
+        image.set_word(CLASSES + 0x1000 + index as u64 * 8, class);
+    }
+    for (at, value) in [(0x1020, CLASSES + 0x1100), (0x1028, flags.len() as u64), (0x1030, 0x7000), (0x1038, 3)] {
+        image.set_word(CLASSES + at, value);
+    }
+    image.set_word(CLASSES + 0x1040, CLASSES);
+    for (index, (name, value)) in (0..).zip(flags) {
+        let (flag, text) = (CLASSES + 0x1100 + index * 24, CLASSES + 0x1400 + index * 0x40);
+        image.put(text, name.as_bytes());
+        image.put(text + 0x30, &[u8::from(*value)]);
+        image.set_word(flag, text + 0x30);
+        image.set_word(flag + 8, text);
+    }
+    put_class(&mut image, CLASSES, frozen::CONTINUATION, 48, &[("done", 12, 1), ("tail", 32, 0)]);
+    let fields = [("parent", 40, 0), ("size", 12, 16), ("sp", 24, 0), ("bottom", 28, 4)];
+    put_class(&mut image, CHUNK, frozen::CHUNK, 48 | 1, &fields);
+    image
+}
+
+/// A class whose fields have these names, offsets and flags, and one that the machine has added.
+fn put_class(image: &mut Image, class: u64, name: &str, layout_helper: u32, fields: &[(&str, u8, u8)]) {
+    let (stream, pool, symbols) = (class + 0x100, class + 0x200, class + 0x400);
+    image.set_integer(class + 8, layout_helper);
+    image.set_word(class + 24, symbols);
+    image.set_word(class + 0x40, stream);
+    image.set_word(class + 0x48, pool);
+    let mut numbers = vec![u8::try_from(fields.len()).expect("few"), 1];
+    for (index, (name, offset, flags)) in (1..).zip(fields) {
+        numbers.extend([index, 0, *offset, 2, *flags]);
+        // What the flags announce.
+        numbers.extend((*flags != 0).then_some(9));
+        let symbol = symbols + u64::from(index) * 0x40;
+        image.set_word(pool + 72 + u64::from(index) * 8, symbol);
+        image.set_short(symbol + 4, u16::try_from(name.len()).expect("short"));
+        image.put(symbol + 6, name.as_bytes());
+    }
+    numbers.extend([99, 99, 16, 0, 2]);
+    let bytes: Vec<u8> = numbers.iter().map(|number| number + 1).collect();
+    image.set_integer(stream, u32::try_from(bytes.len()).expect("short"));
+    image.put(stream + 4, &bytes);
+    image.set_short(symbols + 4, u16::try_from(name.len()).expect("short"));
+    image.put(symbols + 6, name.as_bytes());
+}
+
+fn frozen_of(image: &Image) -> Option<FrozenFrames> {
+    let structs = Structs::read(image, EXPORTS, BIAS).expect("the tables are whole");
+    frozen::find(&structs, &Layout::new(&structs, image).expect("nothing is missing"), image)
+}
+
+#[test]
+fn places_of_frames_in_the_heap_follow_from_the_fields_of_classes() {
+    let plain = FrozenFrames {
+        class: CHUNK,
+        class_mask: u64::MAX,
+        class_at: 8,
+        tail: 32,
+        parent: 40,
+        sp: 24,
+        bottom: 28,
+        stack: 48,
+        ..FrozenFrames::default()
+    };
+    assert_eq!(frozen_of(&with_virtual_threads(&[("UseZGC", false), ("Other", true)])), Some(plain));
+    let references = FrozenFrames { reference_base: 0x7000, reference_shift: 3, is_compressed: 1, ..plain };
+    assert_eq!(frozen_of(&with_virtual_threads(&[("UseCompressedOops", true)])), Some(references));
+    let narrow = FrozenFrames { class: CHUNK - CLASSES, class_mask: u64::from(u32::MAX), ..plain };
+    assert_eq!(frozen_of(&with_virtual_threads(&[("UseCompressedClassPointers", true)])), Some(narrow));
+    let compact = FrozenFrames { class_at: 0, class_shift: 42, class_mask: (1 << 22) - 1, ..narrow };
+    assert_eq!(frozen_of(&with_virtual_threads(&[("UseCompactObjectHeaders", true)])), Some(compact));
+}
+
+#[test]
+fn without_classes_or_with_marked_references_there_are_no_places() {
+    let unknown = Some(FrozenFrames::default());
+    assert_eq!(frozen_of(&image()), unknown, "before JDK 21");
+    assert_eq!(frozen_of(&with_virtual_threads(&[("UseZGC", true)])), unknown);
+    let mut starting = with_virtual_threads(&[]);
+    starting.set_word(CLASSES + 0x1018, 0);
+    assert_eq!(frozen_of(&starting), None);
+    let mut other = with_virtual_threads(&[]);
+    other.put(CHUNK + 0x400 + 6, b"x");
+    assert_eq!(frozen_of(&other), unknown, "no class has the name");
 }
 
 #[test]

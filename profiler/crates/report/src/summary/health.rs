@@ -427,6 +427,10 @@ pub(crate) fn explain_stack_end(end: &str) -> Option<String> {
         Counter::StackMissingModule => "code whose unwind tables were not loaded yet".to_owned(),
         Counter::StackNoRow => "code without unwind information".to_owned(),
         Counter::StackUnsupportedRule => "an unwind rule that tables cannot express".to_owned(),
+        Counter::StackFrozen => {
+            "the outer frames of a virtual thread are in its continuation, which could not be read".to_owned()
+        }
+        Counter::StackNativeMissing => "native functions between those of an interpreter are missing".to_owned(),
         _ => return None,
     })
 }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use heapbpf_base::language::Language;
-use heapbpf_ledger::model::{Frame, Health, MemoryAccount, MemoryFacts, Profile};
+use heapbpf_ledger::model::{Frame, FrameId, FrameKind, Health, MemoryAccount, MemoryFacts, Profile};
+use profiler_common::interpreter::NATIVE_MISSING;
 use profiler_common::stack::StackEnd;
 use serde_json::{Value, json};
 
@@ -72,6 +73,28 @@ fn cut_stacks_have_module_reason_and_advice() {
     );
     check(&cut("app", &[], StackEnd::NoRow, frame(None, Some("[vdso]")), 75), "[vdso]: no unwind information", None);
     check(&cut("app", &[], StackEnd::Truncated, generated(), 75), "generated code: more than 1024 frames", None);
+}
+
+/// Python's functions follow the cut.
+#[test]
+fn stacks_with_missing_native_functions_are_cut_at_the_last_native_one_before_them() {
+    for (last, cause) in [
+        (Frame { kind: FrameKind::Jitted, ..frame(None, Some("[jit]")) }, "generated code: native functions missing"),
+        (frame(Some("_PyEval_EvalFrameDefault"), Some("/usr/bin/python3.9")), "python3.9: native functions missing"),
+    ] {
+        let mut profile = cut("python3", &[], StackEnd::NativeMissing, last, 75);
+        let first = profile.frames.len();
+        for name in ["f", NATIVE_MISSING, "f", "<module>"] {
+            profile.frames.push(Frame { kind: FrameKind::Interpreted, ..frame(Some(name), Some("[python]")) });
+        }
+        let followed = (first..profile.frames.len()).map(|number| FrameId(u32::try_from(number).expect("few")));
+        profile.targets[0].callsites[1].stack.extend(followed);
+        check(&profile, cause, None);
+        // A frame stands for what is missing, not one outside of all.
+        let folded = render(Format::Folded, &profile, View::AllocBytes);
+        let expected = format!("<module>;f;{NATIVE_MISSING};f;");
+        assert!(folded.contains(&expected) && !folded.contains("unwind stopped"), "{folded}");
+    }
 }
 
 #[test]
