@@ -10,7 +10,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::generated::{Format, Place};
 use super::names::{Resolve, ResolvedFrame};
-use super::sandbox::{Defect, Depth, Engine, Interrupt, ModuleFile, Names, Question, Role, Sandbox};
+use super::sandbox::{Defect, Depth, Engine, Files, Interrupt, ModuleFile, Names, Question, Role, Sandbox};
 use super::sources::{Finder, Sources};
 use crate::object::ObjectError;
 use crate::object::elf::{Elf, Segment};
@@ -250,6 +250,8 @@ impl State {
                 Defect::Malformed
                 | Defect::Unreadable
                 | Defect::Compressed
+                | Defect::UnknownCompression
+                | Defect::Shared
                 | Defect::Checksum
                 | Defect::MiniDebugInfo => {}
             }
@@ -298,7 +300,8 @@ fn name_in_process(files: &[(Role, &Image)], depth: Depth, question: Question<'_
     let file = |(role, image): &(Role, &Image)| {
         Some(ModuleFile { role: role.clone(), file: image.file().try_clone().ok()?, path: image.path() })
     };
-    let mut engine = Engine::open(files.iter().filter_map(file).collect(), depth, false, None);
+    let files = Files::open(files.iter().filter_map(file).collect(), depth);
+    let mut engine = Engine::new(&files);
     let mut rest = question;
     while rest.len() > 0 {
         let names = match rest {

@@ -109,6 +109,51 @@ int main(int n, char **) {
     }
 }
 
+/// Classes and lambdas of which gcc writes the last part of the name alone, inlined and not.
+const HIDDEN: &str = "#include <stdlib.h>
+#define KEEP(n) void *block = malloc(n); __asm__ volatile(\"\" ::\"r\"(block) : \"memory\")
+#define INLINE __attribute__((always_inline))
+#define ALONE __attribute__((noinline))
+namespace {
+struct Cache { INLINE void add(size_t n) { KEEP(n); } };
+struct Log { INLINE void add(size_t n) { KEEP(n + 1); } };
+}
+static INLINE inline void helper(const char *, int n) { KEEP(n); }
+ALONE static void both(int n) { KEEP(n); struct Local { INLINE void add(long n) { KEEP(n); } } local; local.add(n); }
+extern \"C\" ALONE void entry(int n) {
+    Cache().add(n);
+    Log().add(n);
+    helper(nullptr, n);
+    auto one = [](int n) INLINE { KEEP(n); };
+    auto two = [](int n) INLINE { KEEP(n); };
+    one(n);
+    two(n);
+    both(n);
+}
+int main(int n, char **) { entry(n); }
+";
+
+#[test]
+fn functions_in_unnamed_scopes_have_qualified_names() {
+    let workshop = Workshop::new();
+    for optimized in ["-O0", "-O1", "-O2"] {
+        let program = workshop.compile("g++", "program.cpp", HIDDEN, &["-g", optimized]);
+        let entry = answers(&program, "entry");
+        for (function, line, call) in [
+            ("(anonymous namespace)::Cache::add(unsigned long)", 6, 12),
+            ("(anonymous namespace)::Log::add(unsigned long)", 7, 13),
+            ("helper(char const*, int)", 9, 14),
+            ("entry::{lambda(int)#1}::operator()(int) const", 15, 17),
+            ("entry::{lambda(int)#2}::operator()(int) const", 16, 18),
+        ] {
+            entry.has(&[frame(function, Some(line), true), frame("entry", Some(call), false)]);
+        }
+        let both = answers(&program, "_ZL4bothi");
+        both.has(&[frame("both(int)", Some(10), false)]);
+        both.has(&[frame("both(int)::Local::add(long)", Some(10), true), frame("both(int)", Some(10), false)]);
+    }
+}
+
 #[test]
 fn a_function_in_two_parts_has_lines_in_both() {
     let source = "#include <stdlib.h>
