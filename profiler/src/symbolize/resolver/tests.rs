@@ -409,6 +409,84 @@ fn compressed_debug_information_is_read_unless_its_size_is_forged() {
     }
 }
 
+/// `C` in a form of debug information, by a command for the shell.
+fn check_form(workshop: &Workshop, command: &str) {
+    std::fs::write(workshop.path("program.c"), C).expect("writable");
+    workshop.run("sh", &["-ec", command]);
+    let chain = [frame("inner", Some(3), true), frame("middle", Some(6), true), frame("i", Some(9), false)];
+    let found = answers(&workshop.path("program"), "i");
+    assert!(found.chains.contains(&chain.to_vec()), "{command}: {:#?}", found.chains);
+}
+
+#[test]
+fn debug_information_is_read_in_all_its_forms() {
+    for version in [4, 5] {
+        let gcc = format!("gcc -O2 -g -gdwarf-{version}");
+        for command in [
+            format!("{gcc} -gz=zlib program.c -o program"),
+            format!("{gcc} program.c -o program; objcopy --compress-debug-sections=zstd program"),
+            format!("{gcc} program.c -o program; objcopy --compress-debug-sections=zlib-gnu program"),
+            format!("{gcc} -gdwarf64 program.c -o program"),
+            format!("{gcc} -fdebug-types-section program.c -o program"),
+            format!("{gcc} -gsplit-dwarf program.c -o program"),
+            format!("{gcc} -gsplit-dwarf -gz=zlib program.c -o program"),
+            format!("{gcc} program.c -o program; cp program other; dwz program other"),
+            format!("{gcc} program.c -o program; cp program other; dwz -m shared program other; test -e shared"),
+            format!("{gcc} -flto program.c -o program"),
+        ] {
+            check_form(&Workshop::new(), &command);
+        }
+    }
+    // Debian 12's dwp crashes on DWARF 5.
+    let gcc = "gcc -O2 -gdwarf-4 -gsplit-dwarf program.c -o program; dwp -e program";
+    check_form(&Workshop::new(), &format!("{gcc}; rm *.dwo"));
+    check_form(&Workshop::new(), &format!("{gcc}; rm *.dwo; objcopy --compress-debug-sections=zstd program.dwp"));
+}
+
+/// Names of `i`, and why there are no more.
+fn failure_of(workshop: &Workshop, command: &str) -> (Vec<Vec<Facts>>, String) {
+    std::fs::write(workshop.path("program.c"), C).expect("writable");
+    workshop.run("sh", &["-ec", command]);
+    let program = workshop.path("program");
+    let mut modules = ModuleStore::default();
+    let id = modules.intern_path(&program).expect("it opens");
+    let resolver = Resolver::in_process();
+    resolver.resolve(id, modules.get(id), &offsets_of(&program, "i"));
+    let failures = resolver.symbolization().failures;
+    let [failure] = &failures[..] else { panic!("{command}: {failures:?}") };
+    assert_eq!(failure.names, NamesFrom::SymbolTable);
+    (answers(&program, "i").chains, failure.reason.clone())
+}
+
+#[test]
+fn debug_information_that_is_not_read_is_reported() {
+    let alone = vec![frame("i", Some(3), false)];
+    let split = Workshop::new();
+    let (chains, reason) = failure_of(&split, "gcc -O2 -g -gsplit-dwarf program.c -o program; rm *.dwo");
+    assert!(chains.contains(&alone), "{chains:?}");
+    let path = split.path("program.dwo");
+    let expected = format!("in 1 file (`.dwo`) that is not here, `{}`: inlined calls are missing", path.display());
+    assert!(reason.contains(&expected) && reason.contains("`program.dwp`"), "{reason}");
+    // The file of another build.
+    let split_by = |level: &str| format!("gcc -{level} -g -gsplit-dwarf program.c -o program");
+    let other = format!("{}; mv program kept; {}; mv kept program", split_by("O2"), split_by("O1"));
+    let (chains, reason) = failure_of(&split, &other);
+    assert!(chains.contains(&alone) && reason.contains("`.dwo`"), "{chains:?} {reason}");
+
+    let shared = "gcc -O2 -g program.c -o program; cp program other; dwz -m shared program other; rm shared";
+    let (chains, reason) = failure_of(&Workshop::new(), shared);
+    assert!(chains.iter().all(|chain| chain.last().is_some_and(|last| last.0.as_deref() == Some("i"))), "{chains:?}");
+    assert!(reason.contains("dwz(1)") && reason.contains("--debug-dir"), "{reason}");
+
+    // Kind 9 of compression does not exist.
+    let unknown = "gcc -O2 -g -gz=zlib program.c -o program; \
+        at=$(readelf -SW program | sed -n 's/.*\\.debug_info *PROGBITS *[0-9a-f]* *\\([0-9a-f]*\\).*/\\1/p'); \
+        printf '\\011' | dd of=program bs=1 seek=$((0x$at)) conv=notrunc status=none";
+    let (chains, reason) = failure_of(&Workshop::new(), unknown);
+    assert_eq!(chains, [vec![frame("i", None, false)]]);
+    assert!(reason.contains("objcopy --decompress-debug-sections"), "{reason}");
+}
+
 /// A copy of a program in which a section claims this size, and the file has it or not.
 fn with_size(workshop: &Workshop, program: &Path, section: &str, size_bytes: u64, is_sparse: bool) -> PathBuf {
     let bytes = std::fs::read(program).expect("readable");

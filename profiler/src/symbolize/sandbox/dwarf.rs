@@ -84,7 +84,7 @@ impl<'a> DebugInfo<'a> {
             // Descriptions of functions may refer to a file that is not here.
             Err(_) => {
                 let location = self.context.find_location(address).ok().flatten();
-                (location.map(|location| Found::at(Some(&location))).into_iter().collect(), self.lacks_shared)
+                (location.iter().map(|location| Found::at(Some(location))).collect(), self.lacks_shared)
             }
         }
     }

@@ -4,6 +4,7 @@
 
 mod client;
 mod dwarf;
+mod partial_units;
 mod remainder;
 mod scopes;
 mod sections;

@@ -61,14 +61,26 @@ impl<'c, 'a> Scopes<'c, 'a> {
     }
 
     fn function(&self, entry: &Entry<'c, 'a>, depth: u32) -> Option<Rc<str>> {
+        self.remembered(entry, depth, |depth| self.function_name(&self.describe(entry)?, depth))
+    }
+
+    /// Reads a name once. One that was cut short because it nests is whole elsewhere.
+    fn remembered(
+        &self,
+        entry: &Entry<'c, 'a>,
+        depth: u32,
+        read: impl FnOnce(u32) -> Option<String>,
+    ) -> Option<Rc<str>> {
         let key = entry.key();
         if let Some(known) = self.names.borrow().get(&key) {
             return known.clone();
         }
-        let name = self.describe(entry).and_then(|found| self.function_name(&found, depth));
-        let name: Option<Rc<str>> = name.map(|name| bounded(name).into());
-        // A name that was cut short because it nests is whole elsewhere.
-        if self.steps.get() > 0 && depth < NESTING_MAX {
+        if depth >= NESTING_MAX {
+            return None;
+        }
+        self.step()?;
+        let name: Option<Rc<str>> = read(depth).map(|name| bounded(name).into());
+        if name.is_some() || depth == 0 {
             self.names.borrow_mut().insert(key, name.clone());
         }
         name
@@ -112,6 +124,7 @@ impl<'c, 'a> Scopes<'c, 'a> {
             let facts = parent.facts()?;
             let name = match facts.name {
                 Some(name) => text(name.slice()),
+                None if facts.is_named => return None,
                 // A namespace may be continued elsewhere.
                 None => {
                     let continued = facts.next.and_then(|next| self.units.resolved(next)?.facts()?.name);

@@ -14,14 +14,15 @@ use object::elf::{CompressionHeader64, ELFCOMPRESS_ZLIB, ELFCOMPRESS_ZSTD, SHF_C
 use object::pod::from_bytes;
 
 use super::Defect;
+use super::partial_units::without_lines;
 use crate::object::elf::{Elf, Section};
 use crate::object::image::Image;
 
 /// Limit for all decompressed sections of a file together.
 const UNPACKED_BYTES_MAX: u64 = 1 << 30;
 
-/// The sections that names and lines are read from.
-const WANTED: [SectionId; 12] = [
+/// The sections that names and lines are read from, of modules.
+const WANTED: [SectionId; 11] = [
     SectionId::DebugAbbrev,
     SectionId::DebugAddr,
     SectionId::DebugAranges,
@@ -33,7 +34,22 @@ const WANTED: [SectionId; 12] = [
     SectionId::DebugStr,
     SectionId::DebugStrOffsets,
     SectionId::DebugTypes,
+];
+
+/// Those of files for split debug information. Not all are read, but an index has places in them.
+const WANTED_SPLIT: [SectionId; 12] = [
+    SectionId::DebugAbbrev,
     SectionId::DebugCuIndex,
+    SectionId::DebugInfo,
+    SectionId::DebugLine,
+    SectionId::DebugLoc,
+    SectionId::DebugLocLists,
+    SectionId::DebugMacro,
+    SectionId::DebugRngLists,
+    SectionId::DebugStr,
+    SectionId::DebugStrOffsets,
+    SectionId::DebugTuIndex,
+    SectionId::DebugTypes,
 ];
 
 #[derive(Debug)]
@@ -61,15 +77,24 @@ impl Sections {
         let map = FileMap::of(image.file()).map_err(|_| Defect::Malformed)?;
         let mut left = UNPACKED_BYTES_MAX;
         let mut parts = Vec::new();
-        for id in WANTED {
-            let names = [(id.name(), false), (id.dwo_name().unwrap_or_default(), true)];
-            for (name, is_split) in names.into_iter().filter(|(name, _)| !name.is_empty()) {
-                if let Some(contents) = read(&map, elf, name, &mut left)? {
-                    parts.push(Part { id, is_split, contents });
-                }
+        let own = WANTED.into_iter().map(|id| (id, false, Some(id.name())));
+        let split = WANTED_SPLIT.into_iter().map(|id| (id, true, id.dwo_name()));
+        for (id, is_split, name) in own.chain(split) {
+            let Some(name) = name else { continue };
+            if let Some(contents) = read(&map, elf, name, &mut left)? {
+                parts.push(Part { id, is_split, contents });
             }
         }
-        Ok(Self { map, parts })
+        let mut sections = Self { map, parts };
+        if let Some(changed) = without_lines(sections.get(SectionId::DebugAbbrev, false)) {
+            let is_it = |part: &&mut Part| part.id == SectionId::DebugAbbrev && !part.is_split;
+            sections
+                .parts
+                .iter_mut()
+                .filter(is_it)
+                .for_each(|part| part.contents = Contents::Unpacked(changed.clone()));
+        }
+        Ok(sections)
     }
 
     /// Whether it describes units.

@@ -24,15 +24,15 @@ use super::{
     ADDRESSES_MAX, CPU_TIME_MAX, Defect, Depth, FRAMES_MAX, MEMORY_BYTES_MAX, MISSING_MAX, Names, PROCESS_NAME,
     REQUEST_BYTES_MAX, Reply, Request, Role, STRINGS_BYTES, decode, encode,
 };
-use crate::object::debug_files::shared_link;
+use crate::object::debug_files::{ALTERNATIVE_LINK, shared_link};
 use crate::object::elf::{Elf, Section};
 use crate::object::image::Image;
 use crate::symbolize::demangle::demangle;
 use crate::symbolize::generated::{CodeIndex, Place};
 use crate::symbolize::names::ResolvedFrame;
 
-/// Refers to a file that others refer to as well (dwz(1)).
-const ALTERNATIVE_LINK: &str = ".gnu_debugaltlink";
+/// As [`ALTERNATIVE_LINK`], of DWARF 5, without a build id.
+const SUPPLEMENT: &str = ".debug_sup";
 const PART_BYTES: usize = 1 << 18;
 
 /// The files of a module, in order of priority.
@@ -111,7 +111,7 @@ impl Files {
             Depth::DebugInformation => Sections::read(&image, &elf).map_err(|defect| self.defects.push(defect)).ok(),
             Depth::SymbolTables => None,
         };
-        let refers = elf.section(ALTERNATIVE_LINK).is_some();
+        let refers = [ALTERNATIVE_LINK, SUPPLEMENT].iter().any(|name| elf.section(name).is_some());
         let shares = refers.then(|| shared_link(&image).map(|link| link.build_id.to_string()));
         self.opened.push(Opened { image, role, path, has_symbols, sections, shares });
     }

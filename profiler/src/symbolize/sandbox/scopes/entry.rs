@@ -67,6 +67,8 @@ pub(super) struct Entry<'c, 'a> {
 pub(super) struct Facts<'c, 'a> {
     pub(super) tag: DwTag,
     pub(super) name: Option<Reader<'a>>,
+    /// Whether it has a name, which may be in a file that is not here.
+    pub(super) is_named: bool,
     pub(super) linkage_name: Option<Reader<'a>>,
     /// Another description of the same.
     pub(super) next: Option<Reference<'c, 'a>>,
@@ -382,6 +384,7 @@ impl<'c, 'a> Entry<'c, 'a> {
         Some(Facts {
             tag: entry.tag(),
             name: text(gimli::DW_AT_name),
+            is_named: entry.has_attr(gimli::DW_AT_name),
             linkage_name: text(gimli::DW_AT_linkage_name).or_else(|| text(gimli::DW_AT_MIPS_linkage_name)),
             next: next.into_iter().find_map(reference),
             kind: reference(gimli::DW_AT_type),

@@ -1,5 +1,7 @@
 //! Types of parameters and classes, spelled as the demangler spells them.
 
+use std::rc::Rc;
+
 use addr2line::gimli;
 
 use super::entry::{Entry, Facts, is_class};
@@ -21,6 +23,8 @@ const SPELLINGS: [(&str, &str); 9] = [
 
 /// Names for linkers of lambdas' functions have this name.
 const CALL_OPERATOR: &[u8] = b"operator()";
+/// gcc's names of lambdas' classes begin with it.
+const LAMBDA: &[u8] = b"<lambda";
 
 /// A name with the arguments of a template, or that of a type.
 pub(super) fn in_template(name: &str) -> String {
@@ -143,37 +147,35 @@ impl<'c, 'a> Scopes<'c, 'a> {
     }
 
     /// The qualified name of a class or enumeration.
-    pub(super) fn class(&self, entry: &Entry<'c, 'a>, depth: u32) -> Option<String> {
-        if depth >= NESTING_MAX {
-            return None;
-        }
-        self.step()?;
+    pub(super) fn class(&self, entry: &Entry<'c, 'a>, depth: u32) -> Option<Rc<str>> {
+        self.remembered(entry, depth, |depth| self.class_name(entry, depth))
+    }
+
+    fn class_name(&self, entry: &Entry<'c, 'a>, depth: u32) -> Option<String> {
         let facts = entry.facts()?;
-        if facts.name.is_none()
-            && let Some(next) = facts.next
-        {
-            return self.class(&self.units.resolved(next)?, depth + 1);
+        if let (false, Some(next)) = (facts.is_named, facts.next) {
+            return Some(self.class(&self.units.resolved(next)?, depth + 1)?.to_string());
         }
         let (scope, _) = self.scope(entry, depth)?;
-        let is_lambda = facts.name.is_none_or(|name| name.slice().starts_with(b"<lambda"));
-        if let Some(signature) = self.lambda(entry, depth).filter(|_| is_lambda) {
+        let name = match facts.name {
+            Some(name) if !name.slice().starts_with(LAMBDA) => {
+                return Some(format!("{scope}{}", in_template(&text(name.slice()))));
+            }
+            None if facts.is_named => return None,
+            name => name,
+        };
+        if let Some(signature) = self.lambda(entry, depth) {
             let by_parameters = entry.unit().counts_by_parameters();
             let is_like = |other: &Entry<'c, 'a>| {
                 self.lambda(other, depth).is_some_and(|other| !by_parameters || other == signature)
             };
-            let number = self.number_of(entry, is_like);
-            return Some(format!("{scope}{{lambda{signature}#{number}}}"));
+            return Some(format!("{scope}{{lambda{signature}#{}}}", self.number_of(entry, is_like)));
         }
-        match facts.name {
-            Some(name) => Some(format!("{scope}{}", in_template(&text(name.slice())))),
-            None => {
-                let is_unnamed = |other: &Entry<'c, 'a>| {
-                    other.facts().is_some_and(|facts| facts.name.is_none() && facts.next.is_none())
-                        && self.lambda(other, depth).is_none()
-                };
-                Some(format!("{scope}{{unnamed type#{}}}", self.number_of(entry, is_unnamed)))
-            }
+        if let Some(name) = name {
+            return Some(format!("{scope}{}", text(name.slice())));
         }
+        let number = self.number_of(entry, |other| self.lambda(other, depth).is_none());
+        Some(format!("{scope}{{unnamed type#{number}}}"))
     }
 
     /// Parameters of a lambda, if the class is one.
@@ -197,11 +199,15 @@ impl<'c, 'a> Scopes<'c, 'a> {
             Some((facts.place, entry.key().1))
         };
         let Some(own) = place(class) else { return 1 };
-        let is_lambda_like = |entry: &Entry<'c, 'a>| {
-            entry.facts().is_some_and(|facts| facts.name.is_none_or(|name| name.slice().starts_with(b"<lambda")))
+        let has_no_name = |entry: &Entry<'c, 'a>| {
+            let facts = entry.facts();
+            facts.is_some_and(|facts| match facts.name {
+                Some(name) => name.slice().starts_with(LAMBDA),
+                None => !facts.is_named && facts.next.is_none(),
+            })
         };
         let before = class.classes_beside().into_iter();
         let before = before.filter(|other| place(other).is_some_and(|other| other < own));
-        1 + before.filter(|other| is_lambda_like(other) && is_like(other)).count()
+        1 + before.filter(|other| has_no_name(other) && is_like(other)).count()
     }
 }
