@@ -120,7 +120,9 @@ struct Log { INLINE void add(size_t n) { KEEP(n + 1); } };
 }
 static INLINE inline void helper(const char *, int n) { KEEP(n); }
 ALONE static void both(int n) { KEEP(n); struct Local { INLINE void add(long n) { KEEP(n); } } local; local.add(n); }
+extern \"C\" { ALONE static void plain(int n) { KEEP(n); } }
 extern \"C\" ALONE void entry(int n) {
+    plain(n);
     Cache().add(n);
     Log().add(n);
     helper(nullptr, n);
@@ -140,14 +142,15 @@ fn functions_in_unnamed_scopes_have_qualified_names() {
         let program = workshop.compile("g++", "program.cpp", HIDDEN, &["-g", optimized]);
         let entry = answers(&program, "entry");
         for (function, line, call) in [
-            ("(anonymous namespace)::Cache::add(unsigned long)", 6, 12),
-            ("(anonymous namespace)::Log::add(unsigned long)", 7, 13),
-            ("helper(char const*, int)", 9, 14),
-            ("entry::{lambda(int)#1}::operator()(int) const", 15, 17),
-            ("entry::{lambda(int)#2}::operator()(int) const", 16, 18),
+            ("(anonymous namespace)::Cache::add(unsigned long)", 6, 14),
+            ("(anonymous namespace)::Log::add(unsigned long)", 7, 15),
+            ("helper(char const*, int)", 9, 16),
+            ("entry::{lambda(int)#1}::operator()(int) const", 17, 19),
+            ("entry::{lambda(int)#2}::operator()(int) const", 18, 20),
         ] {
             entry.has(&[frame(function, Some(line), true), frame("entry", Some(call), false)]);
         }
+        answers(&program, "plain").has(&[frame("plain", Some(11), false)]);
         let both = answers(&program, "_ZL4bothi");
         both.has(&[frame("both(int)", Some(10), false)]);
         both.has(&[frame("both(int)::Local::add(long)", Some(10), true), frame("both(int)", Some(10), false)]);
@@ -441,6 +444,18 @@ fn debug_information_is_read_in_all_its_forms() {
     let gcc = "gcc -O2 -gdwarf-4 -gsplit-dwarf program.c -o program; dwp -e program";
     check_form(&Workshop::new(), &format!("{gcc}; rm *.dwo"));
     check_form(&Workshop::new(), &format!("{gcc}; rm *.dwo; objcopy --compress-debug-sections=zstd program.dwp"));
+}
+
+#[test]
+fn paths_of_sources_that_are_not_utf8_are_escaped() {
+    for version in [4, 5] {
+        let workshop = Workshop::new();
+        let command = "mkdir \"$(printf 'f\\351')\"; cp program.c f*/\"$(printf 'caf\\351.c')\"; gcc -O2 -g";
+        check_form(&workshop, &format!("{command} -gdwarf-{version} f*/caf*.c -o program"));
+        let files = answers(&workshop.path("program"), "i").files;
+        assert!(files.iter().all(|file| !file.contains(char::REPLACEMENT_CHARACTER)), "{files:?}");
+        assert!(files.iter().any(|file| file.ends_with(r"/f\xe9/caf\xe9.c")), "{files:?}");
+    }
 }
 
 /// Names of `i`, and why there are no more.

@@ -7,7 +7,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use addr2line::gimli::{self, Dwarf, DwarfPackage, DwoId, EndianSlice, LittleEndian, SectionId, UnitOffset, UnitRef};
+use addr2line::gimli::{
+    self, Dwarf, DwarfPackage, DwoId, EndianSlice, FileEntry, LittleEndian, SectionId, UnitOffset, UnitRef,
+};
 use addr2line::{Context, Location, LookupContinuation, LookupResult, SplitDwarfLoad};
 use heapbpf_base::shown;
 use rustc_hash::FxHashMap;
@@ -100,7 +102,11 @@ impl<'a> DebugInfo<'a> {
         let mut found = Vec::new();
         while let Some(frame) = frames.next()? {
             let name = frame.function.map(|function| function.name.slice()).filter(|name| !name.is_empty());
-            found.push(Found { name, entry: frame.dw_die_offset, ..Found::at(frame.location.as_ref()) });
+            let mut it = Found { name, entry: frame.dw_die_offset, ..Found::at(frame.location.as_ref()) };
+            if let Some(file) = it.file.as_deref().filter(|file| file.contains(char::REPLACEMENT_CHARACTER)) {
+                it.file = self.exact_path(address, file).map(Arc::from).or(it.file);
+            }
+            found.push(it);
         }
         Ok(found)
     }
@@ -108,6 +114,23 @@ impl<'a> DebugInfo<'a> {
     /// The unit in which the functions at an address are described, after they were found.
     pub(super) fn unit_of(&self, address: u64) -> Option<UnitRef<'_, Reader<'a>>> {
         self.context.find_dwarf_and_unit(address).skip_all_loads()
+    }
+
+    /// The path of a source, of which addr2line has replaced what is not UTF-8.
+    fn exact_path(&self, address: u64, replaced: &str) -> Option<String> {
+        let unit = self.unit_of(address)?;
+        let header = unit.line_program.as_ref()?.header();
+        let bytes = |value| Some(unit.attr_string(value).ok()?.slice());
+        let path = |file: &FileEntry<Reader<'a>>| {
+            let directory = file.directory(header).and_then(bytes).unwrap_or_default();
+            let parts =
+                [unit.comp_dir.map_or(&[][..], |directory| directory.slice()), directory, bytes(file.path_name())?];
+            // Joins them unless one begins at the root.
+            Some(parts.into_iter().map(OsStr::from_bytes).collect::<PathBuf>())
+        };
+        let paths = header.file_names().iter().filter_map(path);
+        let mut found = paths.filter(|path| is_replaced(path.as_os_str().as_bytes(), replaced));
+        found.next().map(|path| shown::os_text(&path).into_owned()).filter(|path| is_path(path))
     }
 
     /// Paths of files with functions of the addresses so far that were not among the companions, and the number of these files.
@@ -138,6 +161,15 @@ impl<'a> DebugInfo<'a> {
 
 fn is_path(path: &str) -> bool {
     !path.is_empty() && path.len() <= PATH_BYTES_MAX
+}
+
+/// Whether this is the text of a name in which each sequence of bytes that is not UTF-8 is replaced.
+fn is_replaced(name: &[u8], text: &str) -> bool {
+    let rest = name.utf8_chunks().try_fold(text, |rest, chunk| {
+        let rest = rest.strip_prefix(chunk.valid())?;
+        if chunk.invalid().is_empty() { Some(rest) } else { rest.strip_prefix(char::REPLACEMENT_CHARACTER) }
+    });
+    rest.is_some_and(str::is_empty)
 }
 
 fn load<'a>(sections: &'a Sections, is_split: bool) -> gimli::Result<Dwarf<Reader<'a>>> {

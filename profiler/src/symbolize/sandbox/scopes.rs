@@ -168,9 +168,14 @@ fn bounded(mut name: String) -> String {
     name
 }
 
-/// Returns a symbol without suffixes of copies that the compiler has split off, if it is of a function with this name.
+/// Returns a symbol without suffixes of copies that the compiler has split off, if it is of a function with this name. The symbol of a
+/// function with C linkage is its name.
 pub(super) fn whole_name(symbol: &str, name: &str) -> Option<String> {
     let symbol = symbol.split(" [.").next().unwrap_or(symbol);
+    // As demangled, or as it is.
+    if symbol.split('.').next() == Some(name) {
+        return Some(name.to_owned());
+    }
     // Arguments of templates may be spelled otherwise.
     let base = if name.starts_with("operator") { name } else { name.split('<').next().unwrap_or(name) };
     let is_it = |(at, _): (usize, &str)| {

@@ -144,7 +144,9 @@ fn a_symbol_is_of_the_function_if_its_last_part_is() {
     check(add, "dd", None);
     check(add, "remove", None);
     check(add, "", None);
-    check("add", "add", None);
+    check("add", "add", Some("add"));
+    check("add.constprop.0", "add", Some("add"));
+    check("address", "add", None);
 }
 
 #[test]
