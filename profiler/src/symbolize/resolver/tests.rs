@@ -450,8 +450,8 @@ fn debug_information_is_read_in_all_its_forms() {
 fn paths_of_sources_that_are_not_utf8_are_escaped() {
     for version in [4, 5] {
         let workshop = Workshop::new();
-        let command = "mkdir \"$(printf 'f\\351')\"; cp program.c f*/\"$(printf 'caf\\351.c')\"; gcc -O2 -g";
-        check_form(&workshop, &format!("{command} -gdwarf-{version} f*/caf*.c -o program"));
+        let copy = r#"d=$(printf 'f\351'); mkdir "$d"; cp program.c "$d/$(printf 'caf\351.c')""#;
+        check_form(&workshop, &format!("{copy}; gcc -O2 -g -gdwarf-{version} \"$d\"/caf*.c -o program"));
         let files = answers(&workshop.path("program"), "i").files;
         assert!(files.iter().all(|file| !file.contains(char::REPLACEMENT_CHARACTER)), "{files:?}");
         assert!(files.iter().any(|file| file.ends_with(r"/f\xe9/caf\xe9.c")), "{files:?}");

@@ -2,6 +2,7 @@
 //! in functions: by the symbol of a copy that was not inlined, else by the enclosing entries and the types of the parameters, spelled
 //! as `demangle` spells them. So the same function has one name, wherever it was inlined.
 
+mod basic;
 mod entry;
 mod spelling;
 
@@ -11,6 +12,7 @@ use std::rc::Rc;
 use addr2line::gimli::{self, UnitOffset, UnitRef};
 use rustc_hash::FxHashMap;
 
+use self::basic::in_template;
 use self::entry::{Entry, Units};
 use super::dwarf::{Reader, text};
 use crate::symbolize::demangle::{NAME_BYTES_MAX, demangle};
@@ -23,11 +25,14 @@ const NESTING_MAX: u32 = 32;
 
 pub(super) struct Scopes<'c, 'a> {
     units: Units<'c, 'a>,
-    names: RefCell<FxHashMap<(usize, usize), Option<Rc<str>>>>,
+    names: RefCell<FxHashMap<(usize, usize), Name>>,
     /// The demangled symbol at an address.
     symbol: &'c dyn Fn(u64) -> Option<String>,
     steps: Cell<u32>,
 }
+
+/// `None` if the debug information does not have it.
+type Name = Option<Rc<str>>;
 
 /// A function's descriptions, from that of a copy to the declaration.
 struct Descriptions<'c, 'a> {
@@ -106,7 +111,7 @@ impl<'c, 'a> Scopes<'c, 'a> {
             // As of `-g1`.
             false => String::new(),
         };
-        Some(format!("{scope}{}{parameters}", spelling::in_template(&name)))
+        Some(format!("{scope}{}{parameters}", in_template(&name)))
     }
 
     /// Names of what encloses an entry, each followed by `::`, and whether some of it has no name, so that other files cannot use it.

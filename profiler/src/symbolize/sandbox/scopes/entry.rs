@@ -37,7 +37,7 @@ pub(super) struct OneUnit<'c, 'a> {
 }
 
 enum Held<'c, 'a> {
-    Ours(Unit<Reader<'a>>),
+    Ours(Box<Unit<Reader<'a>>>),
     Known(&'c Unit<Reader<'a>>),
 }
 
@@ -134,7 +134,7 @@ impl<'c, 'a> Units<'c, 'a> {
     }
 
     fn read(&self, dwarf: &'c Dwarf<Reader<'a>>, header: &UnitHeader<Reader<'a>>) -> Option<Rc<OneUnit<'c, 'a>>> {
-        self.known(dwarf, header.offset(), || dwarf.unit(header.clone()).ok().map(Held::Ours))
+        self.known(dwarf, header.offset(), || Some(Held::Ours(Box::new(dwarf.unit(*header).ok()?))))
     }
 
     fn headers(&self, dwarf: &'c Dwarf<Reader<'a>>) -> Rc<Headers<'a>> {
@@ -173,7 +173,7 @@ impl<'a> Headers<'a> {
         if let UnitType::Type { type_signature, type_offset } | UnitType::SplitType { type_signature, type_offset } =
             header.type_()
         {
-            self.types.insert(type_signature.0, (header.clone(), type_offset));
+            self.types.insert(type_signature.0, (*header, type_offset));
         }
     }
 }
@@ -185,7 +185,7 @@ impl<'c, 'a> OneUnit<'c, 'a> {
 
     fn unit(&self) -> UnitRef<'_, Reader<'a>> {
         let unit = match &self.unit {
-            Held::Ours(unit) => unit,
+            Held::Ours(unit) => &**unit,
             Held::Known(unit) => unit,
         };
         UnitRef::new(self.dwarf, unit)

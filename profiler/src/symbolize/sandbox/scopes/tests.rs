@@ -162,6 +162,6 @@ fn types_are_spelled_as_the_demangler_does() {
         ("größe<long int>", "größe<long>"),
         ("", ""),
     ] {
-        assert_eq!(spelling::in_template(name), spelled);
+        assert_eq!(in_template(name), spelled);
     }
 }
