@@ -1,5 +1,5 @@
-//! The symbolizer process (`heapbpf symbolizer`, started only by the agent) runs blazesym on one module at a time. Its
-//! input may be forged by a target: it can crash, exhaust memory or never end.
+//! The symbolizer process (`heapbpf symbolizer`, started only by the agent) reads one module at a time: debug information with
+//! addr2line, symbol tables with blazesym. Its input may be forged by a target: it can crash, exhaust memory or never end.
 
 use std::cell::OnceCell;
 use std::fs::File;
