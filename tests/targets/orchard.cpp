@@ -17,13 +17,16 @@
 #include <pthread.h>
 #include <sys/wait.h>
 
+/* Names of functions with C linkage have no parameters. */
 extern "C" {
 #include "protocol.h"
-}
 
 SITE(picks, (size_t n), malloc(n), n)
 SITE(presses, (size_t n), calloc(n, 2), 2 * n)
 SITE(stores, (size_t n), malloc(n), n)
+
+static void *hand(void *number);
+}
 
 static struct site library_site __attribute__((section("sites"), used)) = {"plugin_keeps", 0, 0, 0, 0, 0};
 

@@ -1,6 +1,7 @@
 //! Names from separate debug files: directories, debuginfod servers (Debian's, and hostile ones), and what is left without them.
 
 mod server;
+mod split;
 
 use std::fs;
 use std::path::{Path, PathBuf};

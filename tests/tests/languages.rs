@@ -47,9 +47,9 @@ fn rust_vectors_are_counted_for_the_function_that_creates_them() {
     }
 }
 
-/// C++ names include parameters if they come from the symbol table, and not if they come from debug information.
+/// Names of C++ include parameters, also of `static` functions.
 fn is(name: &str, function: &str) -> bool {
-    name.strip_prefix(function).is_some_and(|rest| rest.is_empty() || rest.starts_with('('))
+    name.strip_prefix(function).is_some_and(|rest| rest.starts_with('('))
 }
 
 fn names(report: &Report, pid: u32) -> Vec<&str> {

@@ -95,7 +95,7 @@ mod tests {
     fn only_what_is_missing_is_replaced() {
         let adapted = |features| counts(&adapt(OBJECT.into(), features).expect("the object is valid"));
         let (atomics, maps) = adapted(Features::ALL);
-        assert!(atomics > 0 && maps == 2, "{atomics} {maps}");
+        assert!(atomics > 0 && maps == 3, "{atomics} {maps}");
         assert_eq!(adapted(Features { cookies: false, ..Features::ALL }), (atomics, maps));
         assert_eq!(adapted(Features { atomics: false, ..Features::ALL }), (0, maps));
         assert_eq!(adapted(Features { allocation: false, ..Features::ALL }), (atomics, 0));

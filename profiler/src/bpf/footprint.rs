@@ -4,13 +4,14 @@
 use profiler_common::counter::Counter;
 use profiler_common::hook::NestedCallers;
 use profiler_common::limits::{
-    EXECS_SEEN, HOOKS_MAX, INFLIGHT_BUCKETS, INFLIGHT_WAYS, LIVE_FILTER_SLOTS, MAPPINGS_MAX, PAGE_BYTES, PROCESSES_MAX,
-    RAW_STACK_PAGES_MAX, RULE_CACHE_SLOTS, SCRATCH_SHARED, STACK_BUCKETS, STACK_FRAMES_MAX, STACK_WAYS, TARGETS_MAX,
-    UNWIND_PAGES_MAX, UNWIND_RULES_MAX,
+    CODE_FILES_MAX, EXECS_SEEN, HOOKS_MAX, INFLIGHT_BUCKETS, INFLIGHT_WAYS, LIVE_FILTER_SLOTS, MAPPINGS_MAX,
+    PAGE_BYTES, PROCESSES_MAX, RAW_STACK_PAGES_MAX, RULE_CACHE_SLOTS, SCRATCH_SHARED, STACK_BUCKETS, STACK_FRAMES_MAX,
+    STACK_WAYS, TARGETS_MAX, UNWIND_PAGES_MAX, UNWIND_RULES_MAX,
 };
 use profiler_common::live::LiveBlock;
+use profiler_common::mapped::MappingState;
 use profiler_common::rule_cache::CachedRule;
-use profiler_common::unwind::{PageRows, ProcessMapping, RowCell, Rule};
+use profiler_common::unwind::{PageRows, ProcessMapping, ProcessMappings, RowCell, Rule};
 
 /// Size of a live block: key, value and kernel header, in a slab of this size.
 pub(crate) const LIVE_BLOCK_BYTES: u64 = 96;
@@ -57,6 +58,8 @@ pub(crate) struct Adjustable {
 
 /// Sizes below which maps are not reduced for a small control group.
 const RING_BYTES_LOW: u64 = 512 << 10;
+/// Bytes of a value of the map of processes, of whole words.
+const PROCESS_BYTES: u64 = size_of::<ProcessMappings>().next_multiple_of(8) as u64;
 const LIVE_BLOCKS_LOW: u64 = 1 << 15;
 const ROW_CELLS_LOW: u64 = 1 << 19;
 
@@ -111,7 +114,9 @@ impl KernelMaps {
         let inflight = u64::from(INFLIGHT_BUCKETS) * INFLIGHT_WAYS as u64 * (WORD_BYTES + INFLIGHT_BYTES);
         let stacks = u64::from(STACK_BUCKETS) * STACK_WAYS as u64 * WORD_BYTES;
         let processes = preallocated(TARGETS_MAX, 2 * WORD_BYTES)
-            + preallocated(PROCESSES_MAX, 3 * WORD_BYTES)
+            + preallocated(PROCESSES_MAX, WORD_BYTES + PROCESS_BYTES)
+            + preallocated(PROCESSES_MAX, WORD_BYTES + size_of::<MappingState>() as u64)
+            + buckets(u64::from(CODE_FILES_MAX))
             + preallocated(EXECS_SEEN, 2 * WORD_BYTES)
             + u64::from(HOOKS_MAX) * size_of::<NestedCallers>() as u64;
         let unwinding = u64::from(UNWIND_PAGES_MAX) * size_of::<PageRows>() as u64
@@ -239,6 +244,8 @@ mod tests {
             "RULE_CACHE",
             "MAPPINGS",
             "PROCESSES",
+            "MAPPING_STATES",
+            "CODE_FILES",
         ];
         let accounted: u64 = names.iter().map(|name| accounted(&kernel, name)).sum();
         let added_up = maps.empty_bytes();

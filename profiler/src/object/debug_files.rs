@@ -53,6 +53,68 @@ pub(super) fn find_linked(pid: Pid, path: &Path, image: &Image, elf: &Elf) -> Op
     Some(DebugLink { image, checksum })
 }
 
+/// Files with debug information that a module names by their paths, which a target controls. They are opened beneath the root
+/// directory and with the rights of a process that has mapped the module.
+#[derive(Debug)]
+pub(crate) struct NamedFiles {
+    rights: Rights,
+    root: File,
+    directory: PathBuf,
+    /// Debug information of all units (`.dwp`).
+    pub(crate) package: Option<Image>,
+    /// The file that it shares strings and types with (dwz(1)).
+    pub(crate) shared: Option<(BuildId, Image)>,
+}
+
+impl NamedFiles {
+    /// `None` if the module names no files.
+    pub(super) fn find(pid: Pid, path: &Path, image: &Image, elf: &Elf, link: Option<&DebugLink>) -> Option<Self> {
+        let linked = link.and_then(|link| Elf::read(&link.image).ok());
+        let has =
+            |name: &str| [Some(elf), linked.as_ref()].into_iter().flatten().any(|elf| elf.section(name).is_some());
+        let (is_split, is_shared) = (UNIT_SECTIONS.into_iter().any(has), has(ALTERNATIVE_LINK));
+        if !is_split && !is_shared {
+            return None;
+        }
+        let (root, rights) = (process::root(pid).ok()?, Rights::of(pid)?);
+        let directory = path.parent()?.to_owned();
+        let mut files = Self { rights, root, directory, package: None, shared: None };
+        if is_split {
+            files.package = files.open(&package_of(path));
+        }
+        let referring = [Some(image), link.map(|link| &link.image)].into_iter().flatten();
+        files.shared = referring.filter_map(shared_link).find_map(|link| {
+            let image = files.open(Path::new(link.path.as_ref()?))?;
+            is_of(&image, &link.build_id).then_some((link.build_id, image))
+        });
+        Some(files)
+    }
+
+    /// Opens a file; relative paths begin at the module.
+    pub(crate) fn open(&self, path: &Path) -> Option<Image> {
+        let path = self.directory.join(path);
+        let wanted = Wanted { path: &path, follows: true, owners: None, bytes_max: DEBUG_FILE_BYTES_MAX };
+        Image::open_for(&self.rights, &self.root, wanted).ok()
+    }
+}
+
+/// Sections of modules whose units may be described in other files (split DWARF).
+const UNIT_SECTIONS: [&str; 2] = [".debug_addr", ".zdebug_addr"];
+
+fn package_of(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".dwp");
+    name.into()
+}
+
+/// Returns the file with the debug information of a module's units, in directories that the user gives: by name, or as below
+/// /usr/lib/debug.
+pub(crate) fn find_package_in(given: &[PathBuf], path: &Path) -> Option<Image> {
+    let package = package_of(path);
+    let (name, below) = (package.file_name()?, package.strip_prefix("/").ok()?);
+    given.iter().find_map(|directory| open_below(directory, below).or_else(|| open_below(directory, Path::new(name))))
+}
+
 fn parse_debug_link(section: &[u8]) -> Option<(&OsStr, u32)> {
     let end = section.iter().position(|&byte| byte == 0)?;
     let checksum = section.get((end + 1).next_multiple_of(4)..)?.first_chunk()?;
@@ -67,7 +129,8 @@ fn candidates(directory: &Path, name: &OsStr) -> [PathBuf; 3] {
     [directory.join(name), directory.join(".debug").join(name), Path::new(DIRECTORIES[0]).join(below).join(name)]
 }
 
-/// `.gnu_debugaltlink`: a path and a build id.
+/// A path and a build id.
+pub(crate) const ALTERNATIVE_LINK: &str = ".gnu_debugaltlink";
 const LINK_BYTES_MAX: u64 = 4096 + 64;
 /// Directories for shared debug files, below those for debug files.
 const SHARED_DIRECTORIES: [&str; 2] = [".dwz", ".dwz/x86_64-linux-gnu"];
@@ -125,33 +188,33 @@ fn open_named(path: &Path) -> Option<Image> {
 /// The file that a debug file shares strings and types with (dwz(1)).
 #[derive(Debug)]
 pub(crate) struct SharedLink {
-    name: Option<OsString>,
+    path: Option<OsString>,
     pub(crate) build_id: BuildId,
 }
 
 pub(crate) fn shared_link(image: &Image) -> Option<SharedLink> {
     let elf = Elf::read(image).ok()?;
-    let section = elf.section(".gnu_debugaltlink")?;
+    let section = elf.section(ALTERNATIVE_LINK)?;
     let bytes = image.read(section.offset, section.size_bytes, LINK_BYTES_MAX).ok()?;
-    let (name, build_id) = parse_alternative_link(&bytes)?;
-    Some(SharedLink { name: name.map(OsStr::to_owned), build_id })
+    let (path, build_id) = parse_alternative_link(&bytes)?;
+    Some(SharedLink { path: (!path.is_empty()).then(|| path.to_owned()), build_id })
 }
 
 impl SharedLink {
     /// Returns the file, if it is in one of the user's directories or installed.
     pub(crate) fn find(&self, given: &[PathBuf]) -> Option<Image> {
         given.iter().map(PathBuf::as_path).chain(DIRECTORIES.map(Path::new)).find_map(|directory| {
-            let by_name = |shared: &&str| open_if_of(&directory.join(shared).join(self.name.as_ref()?), &self.build_id);
+            // The path may be forged: only its last part is used.
+            let name = self.path.as_ref().and_then(|path| Path::new(path).file_name());
+            let by_name = |shared: &&str| open_if_of(&directory.join(shared).join(name?), &self.build_id);
             in_directory(directory, &self.build_id).or_else(|| SHARED_DIRECTORIES.iter().find_map(by_name))
         })
     }
 }
 
-/// The base name of the path, which may be forged, and the build id.
-fn parse_alternative_link(section: &[u8]) -> Option<(Option<&OsStr>, BuildId)> {
+fn parse_alternative_link(section: &[u8]) -> Option<(&OsStr, BuildId)> {
     let end = section.iter().position(|&byte| byte == 0)?;
-    let name = Path::new(OsStr::from_bytes(&section[..end])).file_name();
-    Some((name, BuildId::recorded(&section[end + 1..])?))
+    Some((OsStr::from_bytes(&section[..end]), BuildId::recorded(&section[end + 1..])?))
 }
 
 fn in_directory(directory: &Path, build_id: &BuildId) -> Option<Image> {
@@ -162,8 +225,11 @@ fn in_directory(directory: &Path, build_id: &BuildId) -> Option<Image> {
 }
 
 fn open_if_of(path: &Path, build_id: &BuildId) -> Option<Image> {
-    let image = open_named(path)?;
-    (Elf::read(&image).ok()?.build_id.as_ref() == Some(build_id)).then_some(image)
+    open_named(path).filter(|image| is_of(image, build_id))
+}
+
+fn is_of(image: &Image, build_id: &BuildId) -> bool {
+    Elf::read(image).is_ok_and(|elf| elf.build_id.as_ref() == Some(build_id))
 }
 
 #[cfg(test)]
@@ -200,16 +266,20 @@ mod tests {
     }
 
     #[test]
-    fn only_base_name_and_build_id_of_a_shared_file_are_used() {
+    fn a_link_to_a_shared_file_has_a_path_and_a_build_id() {
         let parsed = |section: &[u8]| {
-            let (name, build_id) = parse_alternative_link(section)?;
-            Some((name.map(OsStr::to_owned), build_id.to_string()))
+            let (path, build_id) = parse_alternative_link(section)?;
+            Some((path.to_owned(), build_id.to_string()))
         };
-        assert_eq!(parsed(b"../../.dwz/x.debug\0\x12\xab"), Some((Some("x.debug".into()), "12ab".to_owned())));
-        assert_eq!(parsed(b"/dev/zero\0\x12"), Some((Some("zero".into()), "12".to_owned())));
-        assert_eq!(parsed(b"..\0\x12"), Some((None, "12".to_owned())));
+        assert_eq!(parsed(b"../x.debug\0\x12\xab"), Some(("../x.debug".into(), "12ab".to_owned())));
+        assert_eq!(parsed(b"\0\x12"), Some(("".into(), "12".to_owned())));
         for malformed in [&b""[..], b"x.debug", b"x.debug\0", &[b"x\0", &[7; 65][..]].concat()] {
             assert_eq!(parsed(malformed), None, "{malformed:?}");
         }
+    }
+
+    #[test]
+    fn a_package_is_named_after_its_module() {
+        assert_eq!(package_of(Path::new("/opt/app/x.so.1")), Path::new("/opt/app/x.so.1.dwp"));
     }
 }

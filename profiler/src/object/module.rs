@@ -14,7 +14,7 @@ use heapbpf_linux::proc::maps::{Device, Mapping, MappingName, is_stubs};
 use tracing::warn;
 
 use super::ObjectError;
-use super::debug_files::{self, DebugLink};
+use super::debug_files::{self, DebugLink, NamedFiles};
 use super::elf::{self, BuildId, Elf, Segment};
 use super::generated::{GENERATED, Generated};
 use super::image::{self, Identity, Image};
@@ -44,6 +44,7 @@ struct Contents {
     image: Image,
     elf: Result<Elf, ObjectError>,
     debug_link: Option<DebugLink>,
+    named_files: Option<NamedFiles>,
 }
 
 impl Module {
@@ -58,7 +59,11 @@ impl Module {
             // Resolved now, because the target's root directory may be gone when names are needed.
             let debug_link =
                 elf.as_ref().ok().and_then(|elf| debug_files::find_linked(pid, Path::new(path), &image, elf));
-            Contents { image, elf, debug_link }
+            let named_files = elf
+                .as_ref()
+                .ok()
+                .and_then(|elf| NamedFiles::find(pid, Path::new(path), &image, elf, debug_link.as_ref()));
+            Contents { image, elf, debug_link, named_files }
         });
         Self { path: path.into(), contents, recorded: Recorded::default(), generated: None, codes: None }
     }
@@ -118,6 +123,11 @@ impl Module {
     /// Found when the module was first seen.
     pub fn debug_link(&self) -> Option<&DebugLink> {
         self.contents.as_ref().ok()?.debug_link.as_ref()
+    }
+
+    /// Files with debug information that it names, besides those of its debug link.
+    pub(crate) fn named_files(&self) -> Option<&NamedFiles> {
+        self.contents.as_ref().ok()?.named_files.as_ref()
     }
 
     pub fn elf(&self) -> Result<&Elf, &ObjectError> {

@@ -8,7 +8,7 @@ use cpp_demangle::{DemangleOptions, ParseOptions, Symbol};
 
 /// Longer ones do occur, and are printed unchanged.
 const MANGLED_BYTES_MAX: usize = 1 << 14;
-const NAME_BYTES_MAX: usize = 1 << 14;
+pub(in crate::symbolize) const NAME_BYTES_MAX: usize = 1 << 14;
 /// Deeply nested lambdas and templates stay below.
 const NESTING_MAX: u32 = 192;
 

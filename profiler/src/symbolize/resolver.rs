@@ -1,16 +1,19 @@
 //! Caches symbolized locations, and sends requests for others to the symbolizer process.
 
 use std::cell::RefCell;
+use std::path::Path;
 use std::sync::Arc;
 
 use heapbpf_base::address::{FileOffset, LinkAddr};
 use heapbpf_base::ids::ModuleId;
-use heapbpf_ledger::model::{NamesFrom, SymbolSource, Symbolization, SymbolizationFailure};
+use heapbpf_ledger::model::{NamesFrom, SymbolSource, Symbolization, SymbolizationFailure, base_name};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::generated::{Format, Place};
 use super::names::{Resolve, ResolvedFrame};
-use super::sandbox::{Defect, Depth, Engine, Interrupt, ModuleFile, Names, Question, Role, Sandbox};
+use super::sandbox::{
+    Defect, Depth, Engine, Files, Interrupt, MISSING_MAX, ModuleFile, Names, Question, Role, Sandbox,
+};
 use super::sources::{Finder, Sources};
 use crate::object::ObjectError;
 use crate::object::elf::{Elf, Segment};
@@ -165,41 +168,71 @@ impl State {
         let debug_file = found.debug_file.iter().map(|(role, image)| (role.clone(), image));
         let links = found.link.iter().chain(module.debug_link());
         let link = links.map(|link| (Role::Linked(link.checksum), &link.image));
-        let shared = found.shared.iter().map(|(id, image)| (Role::Shared(id.to_string()), image));
-        let files: Vec<_> = debug_file.chain(link).chain(own.map(|own| (Role::Own, own))).chain(shared).collect();
+        let named = module.named_files();
+        let shared = found.shared.iter().chain(named.and_then(|named| named.shared.as_ref()));
+        let shared = shared.map(|(id, image)| (Role::Shared(id.to_string()), image));
+        let package = found.package.iter().map(|image| (Role::Package, image));
+        let files = debug_file.chain(link).chain(own.map(|own| (Role::Own, own))).chain(shared).chain(package);
+        let mut files: Vec<_> = files.collect();
         if files.is_empty() {
             return;
         }
+        let missing = self.ask_files(id, module, &files, (&offsets, &addresses), answers);
+        let found = missing.paths.iter().filter_map(|path| named?.open(Path::new(path)));
+        let found: Vec<Image> = found.collect();
+        let mut count = missing.count;
+        if !found.is_empty() {
+            files.extend(found.iter().map(|image| (Role::Split, image)));
+            count = self.ask_files(id, module, &files, (&offsets, &addresses), answers).count;
+        }
+        if count > 0 {
+            self.fail(module, missing_files(count, missing.paths.first(), module), NamesFrom::SymbolTable);
+        }
+    }
+
+    /// As above, by these files. Returns which others are needed.
+    fn ask_files(
+        &mut self,
+        id: ModuleId,
+        module: &Module,
+        files: &[(Role, &Image)],
+        (offsets, addresses): (&[FileOffset], &[u64]),
+        answers: &mut FxHashMap<FileOffset, Arc<[ResolvedFrame]>>,
+    ) -> Missing {
         let attempts = [(Depth::DebugInformation, NamesFrom::SymbolTable), (Depth::SymbolTables, NamesFrom::Nothing)];
         let skipped = usize::from(self.shallow.contains(&id));
         let mut done: usize = 0;
+        let mut missing = Missing::default();
         for (depth, next) in attempts.into_iter().skip(skipped) {
             let mut defects = Vec::new();
             let (rest, rest_addresses) = (&offsets[done..], &addresses[done..]);
             let mut named = 0;
             let strings = &mut self.strings;
-            let take = |names: Names| {
+            let take = |mut names: Names| {
                 defects.extend_from_slice(&names.defects);
+                missing.add(&mut names);
                 named += keep(names, module, &rest[named..], strings, answers);
             };
             let result = match &mut self.sandbox {
-                Some(sandbox) => sandbox.name(&files, depth, Question::Linked(rest_addresses), take),
+                Some(sandbox) => sandbox.name(files, depth, Question::Linked(rest_addresses), take),
                 None => {
-                    name_in_process(&files, depth, Question::Linked(rest_addresses), take);
+                    name_in_process(files, depth, Question::Linked(rest_addresses), take);
                     Ok(())
                 }
             };
             done += named;
             self.report_defects(module, &defects);
-            let Err(failed) = result else { return };
+            let Err(failed) = result else { return missing };
             if failed.is_final() {
                 // The rest may be requested again, with a new time limit.
-                return self.fail(module, failed.to_string(), NamesFrom::Nothing);
+                self.fail(module, failed.to_string(), NamesFrom::Nothing);
+                return missing;
             }
             self.fail(module, failed.to_string(), next);
             self.shallow.insert(id);
         }
         answers.extend(offsets[done..].iter().map(|&offset| (offset, Arc::default())));
+        missing
     }
 
     /// Resolves distinct addresses of generated code, in ascending order. The first name of an address stays, because stacks
@@ -250,6 +283,8 @@ impl State {
                 Defect::Malformed
                 | Defect::Unreadable
                 | Defect::Compressed
+                | Defect::UnknownCompression
+                | Defect::Shared
                 | Defect::Checksum
                 | Defect::MiniDebugInfo => {}
             }
@@ -263,6 +298,16 @@ impl State {
         for (defect, reason) in [
             (Defect::Malformed, "its debug information is malformed"),
             (Defect::Compressed, "its compressed debug information is malformed or above 1 GiB"),
+            (
+                Defect::UnknownCompression,
+                "its debug information is compressed in an unknown format: decompress it with `objcopy \
+                 --decompress-debug-sections`",
+            ),
+            (
+                Defect::Shared,
+                "it shares debug information with a file that is not here (dwz(1)): lines and inlined calls may be missing; \
+                 install that file, or name its folder with --debug-dir",
+            ),
             (Defect::MiniDebugInfo, "its MiniDebugInfo (`.gnu_debugdata`) is malformed or above 256 MiB"),
         ] {
             if defects.contains(&defect) {
@@ -294,11 +339,40 @@ impl State {
     }
 }
 
+/// Why inlined calls are missing, and what would help.
+fn missing_files(count: u64, path: Option<&String>, module: &Module) -> String {
+    let (files, such_as) =
+        if count == 1 { ("file (`.dwo`) that is", "") } else { ("files (`.dwo`) that are", "such as ") };
+    let path = path.map(|path| format!(", {such_as}`{path}`")).unwrap_or_default();
+    let package = base_name(module.path());
+    format!(
+        "descriptions of functions are in {count} {files} not here{path}: inlined calls are missing; keep them in their place, or \
+         pack them into `{package}.dwp` beside the module (dwp(1))"
+    )
+}
+
+/// Files with debug information that the symbolizer did not have.
+#[derive(Debug, Default)]
+struct Missing {
+    /// Of the first ones.
+    paths: Vec<String>,
+    count: u64,
+}
+
+impl Missing {
+    fn add(&mut self, names: &mut Names) {
+        self.paths.append(&mut names.missing);
+        self.paths.truncate(MISSING_MAX);
+        self.count = self.count.saturating_add(names.missing_count);
+    }
+}
+
 fn name_in_process(files: &[(Role, &Image)], depth: Depth, question: Question<'_>, mut take: impl FnMut(Names)) {
     let file = |(role, image): &(Role, &Image)| {
         Some(ModuleFile { role: role.clone(), file: image.file().try_clone().ok()?, path: image.path() })
     };
-    let mut engine = Engine::open(files.iter().filter_map(file).collect(), depth, false, None);
+    let files = Files::open(files.iter().filter_map(file).collect(), depth);
+    let mut engine = Engine::new(&files);
     let mut rest = question;
     while rest.len() > 0 {
         let names = match rest {

@@ -57,6 +57,8 @@ pub(super) struct SeparateFiles {
     pub(super) debug_file: Option<(Role, Image)>,
     pub(super) link: Option<DebugLink>,
     pub(super) shared: Vec<(BuildId, Image)>,
+    /// Debug information of all units.
+    pub(super) package: Option<Image>,
 }
 
 /// Finds debug files, and downloads them.
@@ -94,7 +96,11 @@ impl Finder {
             Some((link.build_id, image))
         });
         let shared = shared.collect();
-        SeparateFiles { debug_file, link, shared }
+        let package = module.named_files().and_then(|named| match &named.package {
+            Some(package) => package.try_clone().ok(),
+            None => debug_files::find_package_in(given, Path::new(&**module.path())),
+        });
+        SeparateFiles { debug_file, link, shared, package }
     }
 
     fn downloaded(&self, build_id: &BuildId) -> Option<Image> {

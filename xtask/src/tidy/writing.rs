@@ -28,16 +28,11 @@ const DOOR: [&str; 6] = [
 ];
 
 /// A file, what it may use, and why.
-const EXCEPTIONS: &[(&str, &str, &str)] = &[
-    (
-        "crates/linux/src/confinement.rs",
-        "create_dir",
-        "in the symbolizer's root directory, which is in a mount namespace of its own",
-    ),
-    ("src/symbolize/sandbox/symbolizer.rs", "create_dir_all", "in that root directory"),
-    ("src/symbolize/sandbox/symbolizer.rs", "remove_file", "in that root directory"),
-    ("src/symbolize/sandbox/symbolizer.rs", "symlink", "in that root directory"),
-];
+const EXCEPTIONS: &[(&str, &str, &str)] = &[(
+    "crates/linux/src/confinement.rs",
+    "create_dir",
+    "in the symbolizer's root directory, which is in a mount namespace of its own",
+)];
 
 /// Names of std and rustix, whatever is before them.
 const NAMES: [&str; 23] = [

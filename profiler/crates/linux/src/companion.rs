@@ -126,7 +126,7 @@ pub fn set_name(name: &str) {
 }
 
 /// Maximum number of descriptors in a message. The kernel's limit is 253 (`SCM_MAX_FD` in include/net/scm.h).
-pub(crate) const DESCRIPTORS_MAX: usize = 16;
+pub(crate) const DESCRIPTORS_MAX: usize = 160;
 
 const HEADER_BYTES: usize = 8;
 

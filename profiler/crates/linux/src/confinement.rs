@@ -202,10 +202,6 @@ const ALLOWED: &[i64] = &[
     libc::SYS_statx,
     libc::SYS_readlinkat,
     libc::SYS_fcntl,
-    // Names for passed descriptors, in a private root directory.
-    libc::SYS_mkdirat,
-    libc::SYS_symlinkat,
-    libc::SYS_unlinkat,
     // Memory.
     libc::SYS_brk,
     libc::SYS_munmap,

@@ -26,6 +26,7 @@ pub mod companion;
 pub mod confinement;
 pub mod exec_stop;
 pub mod feature;
+pub mod file_map;
 pub mod file_view;
 pub mod files;
 pub mod folder;

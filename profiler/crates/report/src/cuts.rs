@@ -1,5 +1,7 @@
 //! Stacks that end before the thread's first frame: why, in which module, and what helps.
 
+use std::borrow::Cow;
+use std::cell::OnceCell;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
@@ -8,6 +10,7 @@ use profiler_common::interpreter::NATIVE_MISSING;
 use profiler_common::limits::STACK_FRAMES_MAX;
 use profiler_common::stack::StackEnd;
 
+use super::origin::{self, Compiler, Compilers};
 use super::text;
 
 /// Stacks that end in one module for one reason.
@@ -20,18 +23,19 @@ pub(super) struct Cut<'a> {
     /// Of all sampled allocations, from 0 to 1.
     pub(super) share: f64,
     /// What helps, or why nothing does.
-    pub(super) advice: Option<&'static str>,
+    pub(super) advice: Option<Cow<'static, str>>,
 }
 
 /// The most frequent ones first.
 pub(super) fn cuts(profile: &Profile) -> Vec<Cut<'_>> {
     let mut counts: BTreeMap<_, u64> = BTreeMap::new();
     let mut whole: u64 = 0;
+    let compilers = OnceCell::new();
     for (target, callsite) in profile.callsites() {
         let count = callsite.totals.alloc_samples;
         whole = whole.saturating_add(count);
         let Some((end, frame)) = cut(profile, callsite).filter(|_| count > 0) else { continue };
-        let advice = advice(target, end, frame);
+        let advice = advice(target, end, frame, compilers.get_or_init(|| Compilers::of(profile)));
         let sum = counts.entry((end as u8, file(frame), advice)).or_default();
         *sum = sum.saturating_add(count);
     }
@@ -90,7 +94,12 @@ pub(super) fn reason(end: StackEnd) -> String {
 
 const NOT_LOADED: &str = "its table was not loaded yet: modules that a program has just loaded";
 
-fn advice(target: &TargetProfile, end: StackEnd, frame: &Frame) -> Option<&'static str> {
+fn advice(
+    target: &TargetProfile,
+    end: StackEnd,
+    frame: &Frame,
+    compilers: &Compilers<'_>,
+) -> Option<Cow<'static, str>> {
     let is_code =
         matches!(end, StackEnd::BrokenChain | StackEnd::NoRow | StackEnd::MissingModule | StackEnd::Unreadable);
     if !is_code {
@@ -98,11 +107,13 @@ fn advice(target: &TargetProfile, end: StackEnd, frame: &Frame) -> Option<&'stat
     }
     if frame.function.as_deref().is_some_and(|name| name.starts_with("runtime.asmcgocall")) {
         return Some(
-            "Go calls C on another stack, and this program's table of functions is of no version from 1.16 to 1.27: no option helps",
+            "Go calls C on another stack, and this program's table of functions is of no version from 1.16 to 1.27: no option helps"
+                .into(),
         );
     }
     // `[vdso]` and the like are no files.
-    let module = file(frame).map(base_name);
+    let path = file(frame);
+    let module = path.map(base_name);
     if module.is_some_and(|name| name.starts_with('[')) {
         return None;
     }
@@ -111,18 +122,47 @@ fn advice(target: &TargetProfile, end: StackEnd, frame: &Frame) -> Option<&'stat
         let facts = language.facts();
         facts.frame_pointers.filter(|_| module.is_none_or(|name| facts.files.contains(&name)))
     });
-    match (module, end) {
-        (Some(_), StackEnd::MissingModule) => Some(NOT_LOADED),
+    match (path, end) {
+        (Some(_), StackEnd::MissingModule) => Some(NOT_LOADED.into()),
         (None, StackEnd::MissingModule) if of_machine.is_some() => {
-            Some("the code of the virtual machine was not found yet: it has just started")
+            Some("the code of the virtual machine was not found yet: it has just started".into())
         }
-        _ if of_machine.is_some() => of_machine,
-        (None, _) if target.facts.comm.starts_with("qemu") => {
-            Some("QEMU's emulation (TCG) generates code without frame pointers: no option helps")
-        }
-        (None, _) => Some("its compiler may have an option to keep frame pointers"),
-        (Some(_), StackEnd::NoRow) => Some("compile it with `-fasynchronous-unwind-tables`"),
-        (Some(_), StackEnd::BrokenChain) => Some("compile it with `-fno-omit-frame-pointer`"),
+        _ if of_machine.is_some() => of_machine.map(Cow::Borrowed),
+        (None, _) => Some(of_generated(&target.facts.comm).into()),
+        (Some(path), StackEnd::NoRow | StackEnd::BrokenChain) => Some(of_module(path, end, compilers.get(frame))),
         _ => None,
+    }
+}
+
+/// For code that a program generates, by the program's name.
+fn of_generated(comm: &str) -> &'static str {
+    match comm {
+        comm if comm.starts_with("qemu") => {
+            "QEMU's emulation (TCG) generates code without frame pointers: no option helps"
+        }
+        comm if comm.starts_with("beam") => {
+            "Erlang: start it with `+JPperf true`, as in `ERL_FLAGS='+JPperf true'` (OTP 25 or later)"
+        }
+        "sbcl" => "SBCL calls C without a frame of the caller: no option helps",
+        _ => "its compiler may have an option to keep frame pointers",
+    }
+}
+
+/// For code in a file, by its compiler: who has not compiled it is told who has.
+fn of_module(path: &str, end: StackEnd, compiler: Option<Compiler>) -> Cow<'static, str> {
+    let is_without_tables = end == StackEnd::NoRow;
+    let option = match (compiler, is_without_tables) {
+        (Some(Compiler::Haskell), _) => return "GHC's code has its frames on another stack: no option helps".into(),
+        (Some(Compiler::Rust), true) => "-Cforce-unwind-tables=yes",
+        (Some(Compiler::Rust), false) => "-Cforce-frame-pointers=yes",
+        (None, true) => "-fasynchronous-unwind-tables",
+        (None, false) => "-fno-omit-frame-pointer",
+    };
+    match (origin::package(path), compiler) {
+        (Some(package), _) => {
+            format!("{package} has it compiled so: compile that with `{option}`, or use a library of your own").into()
+        }
+        (None, Some(Compiler::Rust)) => format!("Rust: compile it with `RUSTFLAGS={option}`").into(),
+        (None, _) => format!("compile it with `{option}`").into(),
     }
 }

@@ -48,6 +48,7 @@ mod languages;
 mod massif;
 mod memory_infra;
 mod nameless;
+mod origin;
 mod others;
 mod otlp;
 pub mod parquet;

@@ -39,6 +39,12 @@ fn counts(profile: &Profile, target: &TargetProfile) -> [f64; 2] {
 fn advice(target: &TargetProfile) -> &'static str {
     let of_runtime = target.memory.runtimes().iter().find_map(|language| language.facts().perf_map);
     let of_program = match target.facts.comm.as_str() {
+        comm if comm.starts_with("beam") => {
+            Some("start it with `+JPperf true`, as in `ERL_FLAGS='+JPperf true'` (Erlang/OTP 25 or later)")
+        }
+        "sbcl" => {
+            Some("call `(sb-perf:write-perfmap)` in it, after `(require :sb-perf)`, which new versions of SBCL have")
+        }
         "julia" => Some("start it with `ENABLE_JITPROFILING=1`"),
         comm if comm.starts_with("luajit") => Some("build LuaJIT with `-DLUAJIT_USE_PERFTOOLS`"),
         _ => None,
@@ -75,6 +81,8 @@ mod tests {
         };
         assert!(advice_of(&[Language::Java], "java").contains("--jvm-perfmap"));
         assert!(advice_of(&[], "julia").contains("ENABLE_JITPROFILING"));
+        assert!(advice_of(&[], "beam.smp").contains("+JPperf true"));
+        assert!(advice_of(&[], "sbcl").contains("(sb-perf:write-perfmap)"));
         assert_eq!(advice_of(&[], "qemu"), OTHER);
     }
 }

@@ -109,6 +109,54 @@ int main(int n, char **) {
     }
 }
 
+/// Classes and lambdas of which gcc writes the last part of the name alone, inlined and not.
+const HIDDEN: &str = "#include <stdlib.h>
+#define KEEP(n) void *block = malloc(n); __asm__ volatile(\"\" ::\"r\"(block) : \"memory\")
+#define INLINE __attribute__((always_inline))
+#define ALONE __attribute__((noinline))
+namespace {
+struct Cache { INLINE void add(size_t n) { KEEP(n); } };
+struct Log { INLINE void add(size_t n) { KEEP(n + 1); } };
+}
+static INLINE inline void helper(const char *, int n) { KEEP(n); }
+ALONE static void both(int n) { KEEP(n); struct Local { INLINE void add(long n) { KEEP(n); } } local; local.add(n); }
+extern \"C\" { ALONE static void plain(int n) { KEEP(n); } }
+extern \"C\" ALONE void entry(int n) {
+    plain(n);
+    Cache().add(n);
+    Log().add(n);
+    helper(nullptr, n);
+    auto one = [](int n) INLINE { KEEP(n); };
+    auto two = [](int n) INLINE { KEEP(n); };
+    one(n);
+    two(n);
+    both(n);
+}
+int main(int n, char **) { entry(n); }
+";
+
+#[test]
+fn functions_in_unnamed_scopes_have_qualified_names() {
+    let workshop = Workshop::new();
+    for optimized in ["-O0", "-O1", "-O2"] {
+        let program = workshop.compile("g++", "program.cpp", HIDDEN, &["-g", optimized]);
+        let entry = answers(&program, "entry");
+        for (function, line, call) in [
+            ("(anonymous namespace)::Cache::add(unsigned long)", 6, 14),
+            ("(anonymous namespace)::Log::add(unsigned long)", 7, 15),
+            ("helper(char const*, int)", 9, 16),
+            ("entry::{lambda(int)#1}::operator()(int) const", 17, 19),
+            ("entry::{lambda(int)#2}::operator()(int) const", 18, 20),
+        ] {
+            entry.has(&[frame(function, Some(line), true), frame("entry", Some(call), false)]);
+        }
+        answers(&program, "plain").has(&[frame("plain", Some(11), false)]);
+        let both = answers(&program, "_ZL4bothi");
+        both.has(&[frame("both(int)", Some(10), false)]);
+        both.has(&[frame("both(int)::Local::add(long)", Some(10), true), frame("both(int)", Some(10), false)]);
+    }
+}
+
 #[test]
 fn a_function_in_two_parts_has_lines_in_both() {
     let source = "#include <stdlib.h>
@@ -362,6 +410,96 @@ fn compressed_debug_information_is_read_unless_its_size_is_forged() {
         let answers = answers_at(&workshop.path("liar"), &offsets);
         assert_eq!(answers.chains, [vec![frame("i", None, false)]], "{claim:#x}");
     }
+}
+
+/// `C` in a form of debug information, by a command for the shell.
+fn check_form(workshop: &Workshop, command: &str) {
+    std::fs::write(workshop.path("program.c"), C).expect("writable");
+    workshop.run("sh", &["-ec", command]);
+    let chain = [frame("inner", Some(3), true), frame("middle", Some(6), true), frame("i", Some(9), false)];
+    let found = answers(&workshop.path("program"), "i");
+    assert!(found.chains.contains(&chain.to_vec()), "{command}: {:#?}", found.chains);
+}
+
+#[test]
+fn debug_information_is_read_in_all_its_forms() {
+    for version in [4, 5] {
+        let gcc = format!("gcc -O2 -g -gdwarf-{version}");
+        for command in [
+            format!("{gcc} -gz=zlib program.c -o program"),
+            format!("{gcc} program.c -o program; objcopy --compress-debug-sections=zstd program"),
+            format!("{gcc} program.c -o program; objcopy --compress-debug-sections=zlib-gnu program"),
+            format!("{gcc} -gdwarf64 program.c -o program"),
+            format!("{gcc} -fdebug-types-section program.c -o program"),
+            format!("{gcc} -gsplit-dwarf program.c -o program"),
+            format!("{gcc} -gsplit-dwarf -gz=zlib program.c -o program"),
+            format!("{gcc} program.c -o program; cp program other; dwz program other"),
+            format!("{gcc} program.c -o program; cp program other; dwz -m shared program other; test -e shared"),
+            format!("{gcc} -flto program.c -o program"),
+        ] {
+            check_form(&Workshop::new(), &command);
+        }
+    }
+    // Debian 12's dwp crashes on DWARF 5.
+    let gcc = "gcc -O2 -gdwarf-4 -gsplit-dwarf program.c -o program; dwp -e program";
+    check_form(&Workshop::new(), &format!("{gcc}; rm *.dwo"));
+    check_form(&Workshop::new(), &format!("{gcc}; rm *.dwo; objcopy --compress-debug-sections=zstd program.dwp"));
+}
+
+#[test]
+fn paths_of_sources_that_are_not_utf8_are_escaped() {
+    for version in [4, 5] {
+        let workshop = Workshop::new();
+        let copy = r#"d=$(printf 'f\351'); mkdir "$d"; cp program.c "$d/$(printf 'caf\351.c')""#;
+        check_form(&workshop, &format!("{copy}; gcc -O2 -g -gdwarf-{version} \"$d\"/caf*.c -o program"));
+        let files = answers(&workshop.path("program"), "i").files;
+        assert!(files.iter().all(|file| !file.contains(char::REPLACEMENT_CHARACTER)), "{files:?}");
+        assert!(files.iter().any(|file| file.ends_with(r"/f\xe9/caf\xe9.c")), "{files:?}");
+    }
+}
+
+/// Names of `i`, and why there are no more.
+fn failure_of(workshop: &Workshop, command: &str) -> (Vec<Vec<Facts>>, String) {
+    std::fs::write(workshop.path("program.c"), C).expect("writable");
+    workshop.run("sh", &["-ec", command]);
+    let program = workshop.path("program");
+    let mut modules = ModuleStore::default();
+    let id = modules.intern_path(&program).expect("it opens");
+    let resolver = Resolver::in_process();
+    resolver.resolve(id, modules.get(id), &offsets_of(&program, "i"));
+    let failures = resolver.symbolization().failures;
+    let [failure] = &failures[..] else { panic!("{command}: {failures:?}") };
+    assert_eq!(failure.names, NamesFrom::SymbolTable);
+    (answers(&program, "i").chains, failure.reason.clone())
+}
+
+#[test]
+fn debug_information_that_is_not_read_is_reported() {
+    let alone = vec![frame("i", Some(3), false)];
+    let split = Workshop::new();
+    let (chains, reason) = failure_of(&split, "gcc -O2 -g -gsplit-dwarf program.c -o program; rm *.dwo");
+    assert!(chains.contains(&alone), "{chains:?}");
+    let path = split.path("program.dwo");
+    let expected = format!("in 1 file (`.dwo`) that is not here, `{}`: inlined calls are missing", path.display());
+    assert!(reason.contains(&expected) && reason.contains("`program.dwp`"), "{reason}");
+    // The file of another build.
+    let split_by = |level: &str| format!("gcc -{level} -g -gsplit-dwarf program.c -o program");
+    let other = format!("{}; mv program kept; {}; mv kept program", split_by("O2"), split_by("O1"));
+    let (chains, reason) = failure_of(&split, &other);
+    assert!(chains.contains(&alone) && reason.contains("`.dwo`"), "{chains:?} {reason}");
+
+    let shared = "gcc -O2 -g program.c -o program; cp program other; dwz -m shared program other; rm shared";
+    let (chains, reason) = failure_of(&Workshop::new(), shared);
+    assert!(chains.iter().all(|chain| chain.last().is_some_and(|last| last.0.as_deref() == Some("i"))), "{chains:?}");
+    assert!(reason.contains("dwz(1)") && reason.contains("--debug-dir"), "{reason}");
+
+    // Kind 9 of compression does not exist.
+    let unknown = "gcc -O2 -g -gz=zlib program.c -o program; \
+        at=$(readelf -SW program | sed -n 's/.*\\.debug_info *PROGBITS *[0-9a-f]* *\\([0-9a-f]*\\).*/\\1/p'); \
+        printf '\\011' | dd of=program bs=1 seek=$((0x$at)) conv=notrunc status=none";
+    let (chains, reason) = failure_of(&Workshop::new(), unknown);
+    assert_eq!(chains, [vec![frame("i", None, false)]]);
+    assert!(reason.contains("objcopy --decompress-debug-sections"), "{reason}");
 }
 
 /// A copy of a program in which a section claims this size, and the file has it or not.

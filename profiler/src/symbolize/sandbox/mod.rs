@@ -3,7 +3,11 @@
 //! symbol table, and if that fails too, there are none. Here are its messages, and its limits of time and memory.
 
 mod client;
+mod dwarf;
+mod partial_units;
 mod remainder;
+mod scopes;
+mod sections;
 mod symbolizer;
 
 use std::sync::Arc;
@@ -18,7 +22,7 @@ use super::names::ResolvedFrame;
 pub(super) use client::Sandbox;
 pub(crate) use client::{Interrupt, confinement, crashes};
 pub use symbolizer::serve;
-pub(super) use symbolizer::{Engine, ModuleFile};
+pub(super) use symbolizer::{Engine, Files, ModuleFile};
 
 /// The hidden command that runs the symbolizer.
 pub const COMMAND: &str = "symbolizer";
@@ -40,6 +44,10 @@ const ADDRESSES_MAX: usize = 512;
 const FRAMES_MAX: usize = 257;
 /// Maximum length of a name or path, in bytes: that of `demangle` with its `…`, which exceeds every path.
 const STRING_BYTES_MAX: usize = (1 << 14) + 3;
+/// Maximum length of a path.
+const PATH_BYTES_MAX: usize = 4096;
+/// Maximum number of files with debug information of units, per module: a message carries few more descriptors.
+pub(super) const MISSING_MAX: usize = 128;
 /// Bytes of strings after which a reply ends; it then covers only the first addresses.
 const STRINGS_BYTES: usize = 4 << 20;
 const REQUEST_BYTES_MAX: usize = 1 << 16;
@@ -57,6 +65,10 @@ pub(super) enum Role {
     Linked(u32),
     /// A file that others refer to by this build id, in hexadecimal (dwz(1)).
     Shared(String),
+    /// Debug information of units that the module's own refers to: all in one file (`.dwp`).
+    Package,
+    /// As above, of one unit (`.dwo`).
+    Split,
     /// Names of generated code.
     Generated(Format),
 }
@@ -131,6 +143,10 @@ pub(super) enum Defect {
     Unreadable,
     /// Its compressed sections exceed the limit, or their claimed sizes.
     Compressed,
+    /// Its debug information is compressed in an unknown format.
+    UnknownCompression,
+    /// Its debug information refers to a file that was not sent (dwz(1)).
+    Shared,
     Checksum,
     /// Its `.gnu_debugdata` cannot be decompressed, or exceeds a limit.
     MiniDebugInfo,
@@ -148,6 +164,10 @@ pub(super) struct Names {
     /// By address, the linked address at which a function without a name starts, if known.
     pub(super) starts: Vec<Option<u64>>,
     pub(super) defects: Vec<Defect>,
+    /// Paths of files with debug information of these addresses that were not sent.
+    pub(super) missing: Vec<String>,
+    /// Number of these files, of which only the first ones are listed.
+    pub(super) missing_count: u64,
 }
 
 impl Names {
@@ -157,6 +177,8 @@ impl Names {
         (1..=asked).contains(&self.answers.len())
             && self.starts.len() == self.answers.len()
             && self.defects.len() <= ADDRESSES_MAX
+            && self.missing.len() <= MISSING_MAX
+            && self.missing.iter().all(|path| path.len() <= PATH_BYTES_MAX)
             && self.answers.iter().all(|frames| frames.len() <= FRAMES_MAX)
             && self
                 .answers
@@ -180,7 +202,7 @@ mod tests {
     use super::*;
 
     fn names(answers: Vec<Vec<ResolvedFrame>>) -> Names {
-        Names { starts: vec![None; answers.len()], answers, defects: Vec::new() }
+        Names { starts: vec![None; answers.len()], answers, ..Names::default() }
     }
 
     #[test]

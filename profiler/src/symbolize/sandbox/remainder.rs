@@ -46,7 +46,7 @@ pub(super) struct Malformed;
 
 impl Remainder {
     /// Whatever is readable, and whether something is not. `files` are those whose symbol tables blazesym reads, the module's own too.
-    pub(super) fn read(image: &Image, files: &[Image]) -> (Self, Result<(), Malformed>) {
+    pub(super) fn read<'a>(image: &Image, files: impl Iterator<Item = &'a Image>) -> (Self, Result<(), Malformed>) {
         let Ok(elf) = Elf::read(image) else {
             return (Self { functions: Vec::new(), ranges: Ranges::default() }, Ok(()));
         };
@@ -56,7 +56,7 @@ impl Remainder {
             name: format!("{}@plt", stub.function).into(),
         });
         let mut functions: Vec<Function> = stubs.collect();
-        functions.extend(files.iter().flat_map(outside_utf8));
+        functions.extend(files.flat_map(outside_utf8));
         let mini = mini_functions(image, &elf).map(|mini| functions.extend(mini));
         let of_go = GoFunctions::read(image, &elf).unwrap_or_default().into_functions().into_iter();
         functions.extend(of_go.map(|it| Function { start: it.range.start, end: it.range.end, name: it.name }));

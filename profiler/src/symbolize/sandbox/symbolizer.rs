@@ -1,56 +1,76 @@
-//! The symbolizer process (`heapbpf symbolizer`, started only by the agent) runs blazesym on one module at a time. Its
-//! input may be forged by a target: it can crash, exhaust memory or never end.
+//! The symbolizer process (`heapbpf symbolizer`, started only by the agent) reads one module at a time: debug information with
+//! addr2line, symbol tables with blazesym. Its input may be forged by a target: it can crash, exhaust memory or never end.
 
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::cell::OnceCell;
+use std::fs::File;
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{FileExt, symlink};
+use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
+use addr2line::gimli::{UnitOffset, UnitRef};
 use blazesym::symbolize::source::{Elf as ElfSource, Source};
-use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
-use flate2::read::ZlibDecoder;
-use heapbpf_base::shown;
+use blazesym::symbolize::{Input, Symbolized, Symbolizer};
 use heapbpf_linux::companion::{self, Channel, Message};
 use heapbpf_linux::confinement::{Limits, Root, close_inherited, confine};
-use object::LittleEndian as LE;
-use object::elf::{
-    CompressionHeader64, ELFCOMPRESS_ZLIB, SHF_COMPRESSED, SHT_DYNSYM, SHT_NOBITS, SHT_STRTAB, SHT_SYMTAB,
-};
-use object::pod::from_bytes;
+use object::elf::{SHF_COMPRESSED, SHT_DYNSYM, SHT_STRTAB, SHT_SYMTAB};
 
+use super::dwarf::{self, Companions, DebugInfo, Found, Reader};
 use super::remainder::Remainder;
+use super::scopes::{Scopes, whole_name};
+use super::sections::Sections;
 use super::{
-    ADDRESSES_MAX, CPU_TIME_MAX, Defect, Depth, FRAMES_MAX, MEMORY_BYTES_MAX, Names, PROCESS_NAME, REQUEST_BYTES_MAX,
-    Reply, Request, Role, STRINGS_BYTES, decode, encode,
+    ADDRESSES_MAX, CPU_TIME_MAX, Defect, Depth, FRAMES_MAX, MEMORY_BYTES_MAX, MISSING_MAX, Names, PROCESS_NAME,
+    REQUEST_BYTES_MAX, Reply, Request, Role, STRINGS_BYTES, decode, encode,
 };
+use crate::object::debug_files::{ALTERNATIVE_LINK, shared_link};
 use crate::object::elf::{Elf, Section};
 use crate::object::image::Image;
 use crate::symbolize::demangle::demangle;
 use crate::symbolize::generated::{CodeIndex, Place};
 use crate::symbolize::names::ResolvedFrame;
 
-const PATH_BYTES_MAX: usize = 4096;
-const REFERENCES: [&str; 3] = [".gnu_debuglink", ".gnu_debugaltlink", ".debug_sup"];
+/// As [`ALTERNATIVE_LINK`], of DWARF 5, without a build id.
+const SUPPLEMENT: &str = ".debug_sup";
 const PART_BYTES: usize = 1 << 18;
 
-pub(in crate::symbolize) struct Engine {
-    symbolizer: Symbolizer,
-    /// In order of priority; each is consulted for the addresses that are still unknown.
-    sources: Vec<Source<'static>>,
-    /// The module itself, until it is needed.
+/// The files of a module, in order of priority.
+#[derive(Debug)]
+pub(in crate::symbolize) struct Files {
+    opened: Vec<Opened>,
+    /// The module itself.
     own: Option<Image>,
-    /// All files with symbol tables, until they are needed.
-    files: Vec<Image>,
-    /// Consulted after the sources.
-    remainder: Option<Remainder>,
-    /// Files with names of generated code, in order of priority.
     indices: Vec<CodeIndex<File>>,
     defects: Vec<Defect>,
-    shared: Option<&'static Path>,
-    is_confined: bool,
+}
+
+#[derive(Debug)]
+struct Opened {
+    image: Image,
+    role: Role,
+    path: PathBuf,
+    has_symbols: bool,
+    sections: Option<Sections>,
+    /// Whether it refers to a file that others refer to as well (dwz(1)), and to which: by build id, in hexadecimal.
+    shares: Option<Option<String>>,
+}
+
+pub(in crate::symbolize) struct Engine<'a> {
+    symbolizer: Symbolizer,
+    /// In order of priority; each is consulted for the addresses that are still unknown.
+    sources: Vec<NameSource<'a>>,
+    /// The module itself, until it is needed.
+    own: Option<&'a Image>,
+    files: &'a Files,
+    /// Consulted after the sources.
+    remainder: Option<Remainder>,
+    defects: Vec<Defect>,
+}
+
+enum NameSource<'a> {
+    DebugInfo(Box<DebugInfo<'a>>),
+    SymbolTable(Source<'static>),
 }
 
 pub(in crate::symbolize) struct ModuleFile {
@@ -59,82 +79,41 @@ pub(in crate::symbolize) struct ModuleFile {
     pub(in crate::symbolize) path: PathBuf,
 }
 
-impl Engine {
-    /// `is_confined`: this process can open passed descriptors only. `shared` is a directory of shared files by build id.
-    pub(in crate::symbolize) fn open(
-        files: Vec<ModuleFile>,
-        depth: Depth,
-        is_confined: bool,
-        shared: Option<&'static Path>,
-    ) -> Self {
-        let (sources, indices, defects) = (Vec::new(), Vec::new(), Vec::new());
-        let symbolizer = symbolizer(shared);
-        let mut engine = Self {
-            symbolizer,
-            sources,
-            own: None,
-            files: Vec::new(),
-            remainder: None,
-            indices,
-            defects,
-            shared,
-            is_confined,
-        };
+impl Files {
+    pub(in crate::symbolize) fn open(files: Vec<ModuleFile>, depth: Depth) -> Self {
+        let mut opened = Self { opened: Vec::new(), own: None, indices: Vec::new(), defects: Vec::new() };
         for ModuleFile { role, file, path } in files {
             match role {
-                Role::Own => {
-                    engine.own = file.try_clone().ok().and_then(|file| Image::new(file).ok());
-                    engine.add_unverified(file, &path, depth);
+                Role::Linked(checksum) if crc32(&file).is_none_or(|found| found != checksum) => {
+                    opened.defects.push(Defect::Checksum);
                 }
-                // It has the build id, and is in a directory that only root can write.
-                Role::DebugFile => {
-                    engine.files.extend(Image::new(file));
-                    engine.add(&path, depth == Depth::DebugInformation);
+                Role::Generated(format) => opened.add_index(CodeIndex::read(format, file)),
+                role => {
+                    if role == Role::Own {
+                        opened.own = file.try_clone().ok().and_then(|file| Image::new(file).ok());
+                    }
+                    opened.add(role, file, path, depth);
                 }
-                Role::UnverifiedDebugFile => engine.add_unverified(file, &path, depth),
-                Role::Linked(checksum) if crc32(&file).is_some_and(|found| found == checksum) => {
-                    engine.add_unverified(file, &path, depth);
-                }
-                Role::Linked(_) => engine.defects.push(Defect::Checksum),
-                // blazesym finds it by its name in `shared`.
-                Role::Shared(_) => {}
-                Role::Generated(format) => engine.add_index(CodeIndex::read(format, file)),
             }
         }
-        engine
+        opened
     }
 
-    /// Checks sizes before decompression: the target may have forged the file. Compressed symbols do not occur.
-    fn add_unverified(&mut self, file: File, path: &Path, depth: Depth) {
+    /// Checks sizes first: the target may have forged the file.
+    fn add(&mut self, role: Role, file: File, path: PathBuf, depth: Depth) {
         let Ok(image) = Image::new(file) else { return };
         let Ok(elf) = Elf::read(&image) else { return };
-        if !is_readable(&image, &elf, is_table) {
+        let has_symbols = !matches!(role, Role::Shared(_) | Role::Package | Role::Split);
+        if has_symbols && !is_readable(&image, &elf) {
             return self.defects.push(Defect::Unreadable);
         }
-        if !is_bounded(&image, &elf, |name| !name.starts_with(".debug_")) {
-            return self.defects.push(Defect::Compressed);
-        }
-        // blazesym follows these references; only an empty root directory prevents that.
-        let refers = REFERENCES.iter().any(|name| elf.section(name).is_some());
-        let mut with_debug_information = depth == Depth::DebugInformation && (self.is_confined || !refers);
-        if with_debug_information && !is_bounded(&image, &elf, |_| true) {
-            self.defects.push(Defect::Compressed);
-            with_debug_information = false;
-        }
-        if with_debug_information && !is_readable(&image, &elf, |section| section.name.starts_with(".debug_")) {
-            self.defects.push(Defect::Malformed);
-            with_debug_information = false;
-        }
-        self.files.push(image);
-        self.add(path, with_debug_information);
-    }
-
-    /// The symbol table serves for symbols that are only in `.dynsym`, and if DWARF is malformed.
-    fn add(&mut self, path: &Path, with_debug_information: bool) {
-        if with_debug_information {
-            self.sources.push(source(path, true));
-        }
-        self.sources.push(source(path, false));
+        let sections = match depth {
+            Depth::DebugInformation => Sections::read(&image, &elf).map_err(|defect| self.defects.push(defect)).ok(),
+            Depth::SymbolTables => None,
+        };
+        let refers = [ALTERNATIVE_LINK, SUPPLEMENT].iter().any(|name| elf.section(name).is_some());
+        let shares = refers.then(|| shared_link(&image).map(|link| link.build_id.to_string()));
+        self.opened.push(Opened { image, role, path, has_symbols, sections, shares });
     }
 
     fn add_index(&mut self, index: CodeIndex<File>) {
@@ -143,14 +122,50 @@ impl Engine {
         self.indices.push(index);
     }
 
+    fn with_role(&self, is_it: impl Fn(&Role) -> bool) -> impl Iterator<Item = &Sections> {
+        self.opened.iter().filter(move |file| is_it(&file.role)).filter_map(|file| file.sections.as_ref())
+    }
+}
+
+impl<'a> Engine<'a> {
+    pub(in crate::symbolize) fn new(files: &'a Files) -> Self {
+        let (sources, defects) = (Vec::new(), files.defects.clone());
+        let own = files.own.as_ref();
+        let mut engine = Self { symbolizer: symbolizer(), sources, own, files, remainder: None, defects };
+        let companions = Companions {
+            package: files.with_role(|role| *role == Role::Package).next(),
+            split: files.with_role(|role| *role == Role::Split).collect(),
+        };
+        for file in files.opened.iter().filter(|file| file.has_symbols) {
+            if let Some(sections) = file.sections.as_ref().filter(|sections| sections.has_units()) {
+                engine.add_debug_info(file, sections, &companions);
+            }
+            // For symbols that debug information does not have, and for files without it.
+            engine.sources.push(NameSource::SymbolTable(source(&file.path)));
+        }
+        engine
+    }
+
+    fn add_debug_info(&mut self, file: &'a Opened, sections: &'a Sections, companions: &Companions<'a>) {
+        let find =
+            |wanted: &String| self.files.with_role(|role| matches!(role, Role::Shared(id) if id == wanted)).next();
+        let shared = file.shares.as_ref().map(|wanted| wanted.as_ref().and_then(find));
+        self.defects.extend(matches!(shared, Some(None)).then_some(Defect::Shared));
+        match catch_unwind(AssertUnwindSafe(|| DebugInfo::new(sections, shared, companions))) {
+            Ok(Ok(info)) => self.sources.push(NameSource::DebugInfo(Box::new(info))),
+            Ok(Err(_)) | Err(_) => self.defects.push(Defect::Malformed),
+        }
+    }
+
     pub(in crate::symbolize) fn name_generated(&mut self, places: &[Place]) -> Names {
         let frames = |place: &Place| {
-            let found = self.indices.iter().map(|index| index.frames(*place));
+            let found = self.files.indices.iter().map(|index| index.frames(*place));
             found.into_iter().find(|frames| !frames.is_empty()).unwrap_or_default()
         };
         // Names are short enough for any reply.
         let answers = places.iter().map(frames).collect();
-        Names { starts: vec![None; places.len()], answers, defects: std::mem::take(&mut self.defects) }
+        let defects = std::mem::take(&mut self.defects);
+        Names { starts: vec![None; places.len()], answers, defects, ..Names::default() }
     }
 
     /// As many addresses as fit into a reply.
@@ -161,9 +176,15 @@ impl Engine {
             let found = self.chains_of(at, addresses, &open);
             found.into_iter().for_each(|(index, chain)| chains[index] = chain);
         }
-        self.qualify(addresses, &mut chains);
         let starts = self.complete(addresses, &mut chains);
         let mut names = Names { defects: std::mem::take(&mut self.defects), ..Names::default() };
+        for source in &self.sources {
+            let NameSource::DebugInfo(info) = source else { continue };
+            let (missing, count) = info.missing();
+            names.missing.extend(missing);
+            names.missing.truncate(MISSING_MAX);
+            names.missing_count += count;
+        }
         let mut bytes = 0;
         for (chain, start) in chains.into_iter().map(Option::unwrap_or_default).zip(starts) {
             let texts = chain.iter().flat_map(|frame| [&frame.function, &frame.file]).flatten();
@@ -184,8 +205,8 @@ impl Engine {
             return starts;
         }
         if let Some(own) = self.own.take() {
-            let files = std::mem::take(&mut self.files);
-            match catch_unwind(AssertUnwindSafe(|| Remainder::read(&own, &files))) {
+            let files = self.files.opened.iter().filter(|file| file.has_symbols).map(|file| &file.image);
+            match catch_unwind(AssertUnwindSafe(|| Remainder::read(own, files))) {
                 Ok((remainder, mini)) => {
                     self.remainder = Some(remainder);
                     self.defects.extend(mini.is_err().then_some(Defect::MiniDebugInfo));
@@ -207,109 +228,131 @@ impl Engine {
         starts
     }
 
-    /// DWARF of gcc lacks the linkage names of lambdas in functions that are not inline, such as `main`: `operator()` alone. The
-    /// symbol table has those of lambdas that are not inlined.
-    fn qualify(&mut self, addresses: &[u64], chains: &mut [Option<Chain>]) {
-        for at in 0..self.sources.len() {
-            if !matches!(&self.sources[at], Source::Elf(elf) if !elf.debug_syms) {
-                continue;
-            }
-            let is_open = |index: &usize| chains[*index].as_deref().and_then(outermost) == Some(CALL_OPERATOR);
-            let open: Vec<usize> = (0..chains.len()).filter(is_open).collect();
-            for (index, symbol) in self.chains_of(at, addresses, &open) {
-                let name = symbol.and_then(|mut chain| chain.pop()?.function);
-                // Suffixes of a copy that the compiler specialised are not part of the name.
-                let name = name.map(|name| Arc::from(name.split(" [.").next().unwrap_or(&name)));
-                let name = name.filter(|name: &Arc<str>| name.contains(CALL_OPERATOR));
-                if let (Some(name), Some(frame)) = (name, chains[index].as_mut().and_then(|chain| chain.last_mut())) {
-                    frame.function = Some(name);
-                }
-            }
-        }
-    }
-
     /// What one source knows of some of the addresses, by index.
     fn chains_of(&mut self, at: usize, addresses: &[u64], indices: &[usize]) -> Vec<(usize, Option<Chain>)> {
         if indices.is_empty() {
             return Vec::new();
         }
         let asked: Vec<u64> = indices.iter().map(|&index| addresses[index]).collect();
-        match catch_unwind(AssertUnwindSafe(|| self.chains(at, &asked))) {
-            Ok(found) => indices.iter().copied().zip(found).collect(),
+        let chains = || match &self.sources[at] {
+            NameSource::DebugInfo(info) => self.described(info, &asked),
+            NameSource::SymbolTable(source) => {
+                (self.symbols(source, &asked).into_iter().map(symbol_chain).collect(), None)
+            }
+        };
+        match catch_unwind(AssertUnwindSafe(chains)) {
+            Ok((found, defect)) => {
+                self.defects.extend(defect);
+                indices.iter().copied().zip(found).collect()
+            }
             Err(_) => {
                 self.defects.push(Defect::Malformed);
                 // Discard the state after a panic.
-                self.symbolizer = symbolizer(self.shared);
+                self.symbolizer = symbolizer();
                 Vec::new()
             }
         }
     }
 
-    /// Fewer answers if the source cannot be read.
-    fn chains(&self, at: usize, addresses: &[u64]) -> Vec<Option<Chain>> {
-        let Ok(answers) = self.symbolizer.symbolize(&self.sources[at], Input::VirtOffset(addresses)) else {
+    fn described(&self, info: &DebugInfo<'a>, addresses: &[u64]) -> (Vec<Option<Chain>>, Option<Defect>) {
+        let symbol = |address| self.symbol(address);
+        let scopes = Scopes::new(&symbol);
+        let mut defect = None;
+        let chain = |&address: &u64| {
+            let (frames, is_whole) = info.frames(address);
+            defect = defect.or((!is_whole).then_some(Defect::Malformed));
+            self.chain(info, &scopes, address, frames)
+        };
+        (addresses.iter().map(chain).collect(), defect)
+    }
+
+    /// Omits inlined functions without a name.
+    fn chain<'c>(
+        &self,
+        info: &'c DebugInfo<'a>,
+        scopes: &Scopes<'c, 'a>,
+        address: u64,
+        frames: Vec<Found<'c>>,
+    ) -> Option<Chain> {
+        let outermost = frames.len().checked_sub(1)?;
+        let unit = OnceCell::new();
+        let mut chain = Vec::new();
+        for (index, frame) in frames.into_iter().enumerate() {
+            let inlined = index < outermost;
+            let name = match frame.name {
+                Some(name) => {
+                    let unit = *unit.get_or_init(|| info.unit_of(address).filter(|unit| scopes.is_cpp(*unit)));
+                    self.name_of(scopes, unit.zip(frame.entry), &dwarf::text(name), (!inlined).then_some(address))
+                }
+                None if inlined => continue,
+                // Its lines are known, as of assembly.
+                None => self.symbol(address)?,
+            };
+            if chain.len() < FRAMES_MAX - 1 || !inlined {
+                let (function, file, line) = (Some(name.into()), frame.file, frame.line);
+                chain.push(ResolvedFrame { function, file, line, inlined, start: None });
+            }
+        }
+        Some(chain)
+    }
+
+    /// `described`: where the debug information of a C++ unit describes the function. `own`: the address, in a function that was not
+    /// inlined.
+    fn name_of<'c>(
+        &self,
+        scopes: &Scopes<'c, 'a>,
+        described: Option<(UnitRef<'c, Reader<'a>>, UnitOffset)>,
+        name: &str,
+        own: Option<u64>,
+    ) -> String {
+        let Some((unit, entry)) = described.filter(|_| !name.starts_with("_Z")) else { return demangle(name) };
+        let symbol = own.and_then(|address| whole_name(&self.symbol(address)?, name));
+        symbol.or_else(|| Some(scopes.name(unit, entry)?.to_string())).unwrap_or_else(|| name.to_owned())
+    }
+
+    /// The demangled symbol of a function at an address.
+    fn symbol(&self, address: u64) -> Option<String> {
+        self.sources.iter().find_map(|source| match source {
+            NameSource::SymbolTable(source) => self.symbols(source, &[address]).pop()?,
+            NameSource::DebugInfo(_) => None,
+        })
+    }
+
+    /// The demangled symbols of functions at addresses; fewer if the table cannot be read.
+    fn symbols(&self, table: &Source<'static>, addresses: &[u64]) -> Vec<Option<String>> {
+        let Ok(answers) = self.symbolizer.symbolize(table, Input::VirtOffset(addresses)) else {
             return Vec::new();
         };
-        let chain = |answer: &Symbolized<'_>| match answer {
-            Symbolized::Sym(symbol) if holds(symbol) => Some(expand(symbol)),
+        // A symbol without a size may end before the address.
+        let name = |answer: &Symbolized<'_>| match answer {
+            Symbolized::Sym(symbol) if symbol.size.is_some() && !symbol.name.is_empty() => Some(demangle(&symbol.name)),
             _ => None,
         };
-        answers.iter().map(chain).collect()
+        answers.iter().map(name).collect()
     }
 }
 
 type Chain = Vec<ResolvedFrame>;
 
-/// Name of a lambda's function without its scope.
-const CALL_OPERATOR: &str = "operator()";
-
-fn outermost(chain: &[ResolvedFrame]) -> Option<&str> {
-    chain.last()?.function.as_deref()
+fn symbol_chain(name: Option<String>) -> Option<Chain> {
+    Some(vec![ResolvedFrame { function: Some(name?.into()), ..ResolvedFrame::default() }])
 }
 
-/// Without a directory, references to other files are not followed.
-fn symbolizer(shared: Option<&Path>) -> Symbolizer {
+/// Reads symbol tables alone, of files that it is given.
+fn symbolizer() -> Symbolizer {
     Symbolizer::builder()
-        .enable_code_info(true)
-        .enable_inlined_fns(true)
+        .enable_code_info(false)
+        .enable_inlined_fns(false)
         .enable_demangling(false)
         .enable_auto_reload(false)
-        .set_debug_dirs(Some(shared))
+        .set_debug_dirs(None::<[&Path; 0]>)
         .build()
 }
 
-fn source(path: &Path, debug_syms: bool) -> Source<'static> {
+fn source(path: &Path) -> Source<'static> {
     let mut elf = ElfSource::new(path);
-    elf.debug_syms = debug_syms;
+    elf.debug_syms = false;
     Source::Elf(elf)
-}
-
-/// Returns whether an answer has a name and covers this address. A symbol without a size may end before it. A
-/// function that DWARF describes by several ranges has no size either, but was found by them: it has address 0.
-fn holds(symbol: &Sym<'_>) -> bool {
-    !symbol.name.is_empty() && (symbol.size.is_some() || symbol.addr == 0)
-}
-
-/// Omits inlined functions without a name: their names are in a shared file (dwz) that is not installed.
-fn expand(symbol: &Sym<'_>) -> Chain {
-    let inlined = symbol.inlined.iter().rev().filter(|call| !call.name.is_empty()).take(FRAMES_MAX - 1);
-    let inlined = inlined.map(|call| (&*call.name, call.code_info.as_ref(), true));
-    let outer = (&*symbol.name, symbol.code_info.as_deref(), false);
-    let frame = |(name, code, inlined): (&str, Option<&CodeInfo<'_>>, bool)| ResolvedFrame {
-        function: Some(demangle(name).into()),
-        file: code.and_then(source_path),
-        // Compilers use line 0 for code without a line.
-        line: code.and_then(|code| code.line).filter(|&line| line != 0),
-        inlined,
-        start: None,
-    };
-    inlined.chain([outer]).map(frame).collect()
-}
-
-fn source_path(code: &CodeInfo<'_>) -> Option<Arc<str>> {
-    let path = code.to_path();
-    let bytes = path.as_os_str().as_encoded_bytes();
-    (!code.file.is_empty() && bytes.len() <= PATH_BYTES_MAX).then(|| shown::os_text(&*path).into())
 }
 
 fn crc32(file: &File) -> Option<u32> {
@@ -327,51 +370,17 @@ fn crc32(file: &File) -> Option<u32> {
     }
 }
 
-fn is_table(section: &Section) -> bool {
-    matches!(section.kind, SHT_SYMTAB | SHT_DYNSYM | SHT_STRTAB)
-}
-
-/// Returns whether blazesym, which maps whole files, can read these sections.
-fn is_readable(image: &Image, elf: &Elf, about: impl Fn(&Section) -> bool) -> bool {
+/// Returns whether blazesym, which maps whole files, can read the symbol tables of a file. It allocates what the headers of compressed
+/// sections claim; symbol tables are not compressed.
+fn is_readable(image: &Image, elf: &Elf) -> bool {
+    let is_table = |section: &&Section| matches!(section.kind, SHT_SYMTAB | SHT_DYNSYM | SHT_STRTAB);
     let size_bytes = image.identity().size_bytes;
     let is_within = |section: &Section| {
         let end = section.offset.0.checked_add(section.size_bytes);
-        section.kind == SHT_NOBITS || end.is_some_and(|end| end <= size_bytes)
+        let is_compressed = section.flags & u64::from(SHF_COMPRESSED) != 0;
+        end.is_some_and(|end| end <= size_bytes) && !is_compressed
     };
-    size_bytes <= FILE_BYTES_MAX && elf.sections.iter().filter(|section| about(section)).all(is_within)
-}
-
-/// Limit for all decompressed sections of a module together.
-const UNPACKED_BYTES_MAX: u64 = 1 << 30;
-
-/// Returns whether the compressed sections selected by `about` have the sizes that they claim, and do not exceed the
-/// limit. blazesym allocates what the headers claim and decompresses everything, so it must not read other files.
-fn is_bounded(image: &Image, elf: &Elf, about: impl Fn(&str) -> bool) -> bool {
-    let compressed = |section: &&Section| {
-        let flagged = section.flags & u64::from(SHF_COMPRESSED) != 0;
-        flagged && section.kind != SHT_NOBITS && about(&section.name)
-    };
-    let mut left = UNPACKED_BYTES_MAX;
-    elf.sections.iter().filter(compressed).all(|section| {
-        let unpacked = unpacked_bytes(image, section, left);
-        unpacked.and_then(|unpacked| left.checked_sub(unpacked)).map(|rest| left = rest).is_some()
-    })
-}
-
-/// Returns the decompressed size; `None` if it is not the claimed one or exceeds `bytes_max`.
-fn unpacked_bytes(image: &Image, section: &Section, bytes_max: u64) -> Option<u64> {
-    let bytes = image.read(section.offset, section.size_bytes, UNPACKED_BYTES_MAX).ok()?;
-    let (header, packed) = from_bytes::<CompressionHeader64<LE>>(&bytes).ok()?;
-    let claimed = header.ch_size.get(LE);
-    if claimed > bytes_max {
-        return None;
-    }
-    if header.ch_type.get(LE) != ELFCOMPRESS_ZLIB {
-        // Support for other formats is not built in, so blazesym does not decompress them.
-        return Some(0);
-    }
-    let real = io::copy(&mut ZlibDecoder::new(packed).take(claimed + 1), &mut io::sink()).ok()?;
-    (real == claimed).then_some(claimed)
+    size_bytes <= FILE_BYTES_MAX && elf.sections.iter().filter(is_table).all(is_within)
 }
 
 /// Address space for mapped files: several of the largest debug files.
@@ -394,66 +403,49 @@ pub fn serve() -> io::Result<()> {
         cpu_time: CPU_TIME_MAX,
     });
     channel.send(&encode(&Reply::Ready(confinement)), &[])?;
-    let mut engine = None;
-    while let Some(message) = channel.receive(REQUEST_BYTES_MAX)? {
-        let reply = answer(message, confinement.root, &mut engine).ok_or(io::ErrorKind::InvalidData)?;
-        channel.send(&encode(&reply), &[])?;
+    let mut message = channel.receive(REQUEST_BYTES_MAX)?;
+    while let Some(request) = message {
+        message = answer(&channel, request, confinement.root)?;
     }
     Ok(())
 }
 
-/// The process's private root directory.
-const SHARED_DIRECTORY: &str = "/";
-
-/// Links by which blazesym finds shared files. Returns whether there are any.
-fn share(roles: &[Role], files: &[File], path: impl Fn(&File) -> PathBuf) -> bool {
-    let mut any = false;
-    for (role, file) in roles.iter().zip(files) {
-        let Role::Shared(build_id) = role else { continue };
-        let Some((first, rest)) = build_id.split_at_checked(2) else { continue };
-        let directory = Path::new(SHARED_DIRECTORY).join(".build-id").join(first);
-        let name = directory.join(format!("{rest}.debug"));
-        // The name may be that of a previous module, whose descriptors are closed.
-        let _ = fs::create_dir_all(&directory);
-        let _ = fs::remove_file(&name);
-        any |= symlink(path(file), name).is_ok();
+/// Opens a module and answers requests about it, until the next message, which is returned, opens another one.
+fn answer(channel: &Channel, message: Message, root: Root) -> io::Result<Option<Message>> {
+    let Some(Request::Open { roles, depth }) = decode(&message.bytes) else {
+        return Err(io::ErrorKind::InvalidData.into());
+    };
+    if roles.len() != message.descriptors.len() {
+        return Err(io::ErrorKind::InvalidData.into());
     }
-    any
-}
-
-fn answer(message: Message, root: Root, engine: &mut Option<(Engine, Vec<File>)>) -> Option<Reply> {
-    match decode(&message.bytes)? {
-        Request::Open { roles, depth } if roles.len() == message.descriptors.len() => {
-            *engine = None;
-            let path = |file: &File| Path::new(root.descriptors()).join(file.as_raw_fd().to_string());
-            // blazesym opens files by path. A file of the agent's may be one that is not opened for reading (`O_PATH`).
-            let open = |(given, role): (OwnedFd, &Role)| {
-                let given = File::from(given);
-                match role {
-                    Role::Generated(_) => (given, true),
-                    _ => File::open(path(&given)).map_or((given, false), |opened| (opened, true)),
-                }
-            };
-            let (files, may_use): (Vec<File>, Vec<bool>) =
-                message.descriptors.into_iter().zip(&roles).map(open).unzip();
-            let refused: Vec<usize> = (0..files.len()).filter(|&index| !may_use[index]).collect();
-            let shared = (root == Root::Private && share(&roles, &files, path)).then_some(Path::new(SHARED_DIRECTORY));
-            let usable = roles.iter().zip(&files).enumerate().filter(|(index, _)| !refused.contains(index));
-            let input = |(_, (role, file)): (usize, (&Role, &File))| {
-                Some(ModuleFile { role: role.clone(), path: path(file), file: file.try_clone().ok()? })
-            };
-            let inputs = usable.filter_map(input).collect();
-            *engine = Some((Engine::open(inputs, depth, root != Root::Shared, shared), files));
-            Some(Reply::Opened(refused))
+    let path = |file: &File| Path::new(root.descriptors()).join(file.as_raw_fd().to_string());
+    // A file of the agent's may be one that is not opened for reading (`O_PATH`).
+    let open = |(given, role): (OwnedFd, &Role)| {
+        let given = File::from(given);
+        match role {
+            Role::Generated(_) => (given, true),
+            _ => File::open(path(&given)).map_or((given, false), |opened| (opened, true)),
         }
-        Request::Name { addresses } if (1..=ADDRESSES_MAX).contains(&addresses.len()) => {
-            let names = engine.as_mut().map_or_else(Names::default, |(engine, _)| engine.name(&addresses));
-            Some(Reply::Names(names))
-        }
-        Request::NameGenerated { places } if (1..=ADDRESSES_MAX).contains(&places.len()) => {
-            let names = engine.as_mut().map_or_else(Names::default, |(engine, _)| engine.name_generated(&places));
-            Some(Reply::Names(names))
-        }
-        _ => None,
+    };
+    let (files, may_use): (Vec<File>, Vec<bool>) = message.descriptors.into_iter().zip(&roles).map(open).unzip();
+    let refused: Vec<usize> = (0..files.len()).filter(|&index| !may_use[index]).collect();
+    channel.send(&encode(&Reply::Opened(refused)), &[])?;
+    let usable = roles.into_iter().zip(files).zip(may_use).filter(|(_, may_use)| *may_use);
+    let usable = usable.map(|((role, file), _)| ModuleFile { role, path: path(&file), file });
+    // blazesym opens files by path, so these stay open.
+    let files = Files::open(usable.collect(), depth);
+    let mut engine = Engine::new(&files);
+    while let Some(message) = channel.receive(REQUEST_BYTES_MAX)? {
+        let names = match decode(&message.bytes) {
+            Some(Request::Name { addresses }) if (1..=ADDRESSES_MAX).contains(&addresses.len()) => {
+                engine.name(&addresses)
+            }
+            Some(Request::NameGenerated { places }) if (1..=ADDRESSES_MAX).contains(&places.len()) => {
+                engine.name_generated(&places)
+            }
+            _ => return Ok(Some(message)),
+        };
+        channel.send(&encode(&Reply::Names(names)), &[])?;
     }
+    Ok(None)
 }

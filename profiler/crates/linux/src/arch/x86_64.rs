@@ -68,15 +68,8 @@ pub fn kept_of_ended(block: u64, _distance: Option<u64>, is_released: bool) -> R
 
 pub const SECCOMP_ARCH: seccompiler::TargetArch = seccompiler::TargetArch::x86_64;
 
-pub const LEGACY_SYSCALLS_ALLOWED: [libc::c_long; 7] = [
-    libc::SYS_poll,
-    libc::SYS_stat,
-    libc::SYS_lstat,
-    libc::SYS_readlink,
-    libc::SYS_mkdir,
-    libc::SYS_symlink,
-    libc::SYS_unlink,
-];
+pub const LEGACY_SYSCALLS_ALLOWED: [libc::c_long; 4] =
+    [libc::SYS_poll, libc::SYS_stat, libc::SYS_lstat, libc::SYS_readlink];
 
 /// The legacy system call that opens files, and the index of its flags.
 pub const LEGACY_OPEN: Option<(libc::c_long, u8)> = Some((libc::SYS_open, 1));

@@ -76,7 +76,7 @@ struct CutStacks {
     /// Share of all sampled allocations, from 0 to 1.
     share: f64,
     /// What helps, or why nothing does.
-    advice: Option<&'static str>,
+    advice: Option<String>,
 }
 
 impl HealthAndVerdict {
@@ -97,7 +97,7 @@ impl HealthAndVerdict {
             module: cut.module.map(str::to_owned),
             count: cut.count,
             share: cut.share,
-            advice: cut.advice,
+            advice: cut.advice.as_deref().map(str::to_owned),
         };
         let cut_stacks = cuts(profile).iter().map(cut).collect();
         Self { verdict: Some(fields), cut_stacks, health: profile.health.clone() }

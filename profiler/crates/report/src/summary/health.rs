@@ -11,7 +11,7 @@ use strum::EnumMessage as _;
 use crate::cuts::cuts;
 use crate::page::{HEADING, PLAIN, Page, WARNING};
 use crate::presentation::View;
-use crate::{deaths, describe, languages, nameless, text};
+use crate::{deaths, describe, languages, nameless, origin, text};
 
 const HOOKS_MAX: usize = 5;
 /// Maximum number of modules that a line lists.
@@ -245,7 +245,7 @@ impl Page {
         for cut in cuts.iter().take(CUTS_MAX) {
             let share = text::share(cut.share, 1.0);
             self.line(PLAIN, &format!("    {share} end in {}", cut.cause()));
-            if let Some(advice) = cut.advice {
+            if let Some(advice) = &cut.advice {
                 self.line(PLAIN, &format!("      {advice}"));
             }
         }
@@ -400,6 +400,9 @@ pub(crate) fn unnamed_modules(symbolization: &Symbolization) -> impl Iterator<It
         let refused = download.and_then(|download| download.failure.as_deref());
         let servers = refused.map_or("set DEBUGINFOD_URLS".to_owned(), |reason| format!("debuginfod: {reason}"));
         let advice = match (&unnamed.package, &unnamed.build_id) {
+            _ if let Some(package) = origin::package(&unnamed.module) => {
+                format!("; {package} has no debug information of it")
+            }
             (Some(package), _) => format!("; install {package}, or {servers}"),
             (None, Some(build_id)) => format!("; install the debug information of build {build_id}, or {servers}"),
             (None, None) => "; its debug information cannot be identified, because it has no build id".to_owned(),

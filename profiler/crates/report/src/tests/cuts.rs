@@ -71,6 +71,9 @@ fn cut_stacks_have_module_reason_and_advice() {
         "libold.so: no unwind information",
         Some("compile it with `-fasynchronous-unwind-tables`"),
     );
+    let beam = cut("beam.smp", &[], StackEnd::BrokenChain, generated(), 75);
+    let erlang = Some("Erlang: start it with `+JPperf true`, as in `ERL_FLAGS='+JPperf true'` (OTP 25 or later)");
+    check(&beam, "generated code: broken frame pointers", erlang);
     check(&cut("app", &[], StackEnd::NoRow, frame(None, Some("[vdso]")), 75), "[vdso]: no unwind information", None);
     check(&cut("app", &[], StackEnd::Truncated, generated(), 75), "generated code: more than 1024 frames", None);
 }
@@ -95,6 +98,38 @@ fn stacks_with_missing_native_functions_are_cut_at_the_last_native_one_before_th
         let expected = format!("<module>;f;{NATIVE_MISSING};f;");
         assert!(folded.contains(&expected) && !folded.contains("unwind stopped"), "{folded}");
     }
+}
+
+#[test]
+fn advice_is_for_the_compiler_of_the_module() {
+    let app = "/usr/bin/app";
+    let check = |end, function, path: &str, reason: &str, advice: &str| {
+        let module = path.rsplit('/').next().expect("a name");
+        let profile = cut("app", &[], end, frame(Some(function), Some(path)), 75);
+        check(&profile, &format!("{module}: {reason}"), Some(advice));
+    };
+    let (no_row, broken) =
+        ((StackEnd::NoRow, "no unwind information"), (StackEnd::BrokenChain, "broken frame pointers"));
+    let rust = "alloc::vec::Vec<T>::push";
+    check(no_row.0, rust, app, no_row.1, "Rust: compile it with `RUSTFLAGS=-Cforce-unwind-tables=yes`");
+    check(broken.0, rust, app, broken.1, "Rust: compile it with `RUSTFLAGS=-Cforce-frame-pointers=yes`");
+    check(no_row.0, "main", app, no_row.1, "compile it with `-fasynchronous-unwind-tables`");
+    for haskell in ["stg_newByteArrayzh", "base_GHCziBase_map_info"] {
+        check(broken.0, haskell, app, broken.1, "GHC's code has its frames on another stack: no option helps");
+    }
+    check(broken.0, "get_info", app, broken.1, "compile it with `-fno-omit-frame-pointer`");
+    let libvips = "/app/node_modules/@img/sharp-libvips-linux-x64/lib/libvips-cpp.so.8.17.3";
+    let advice = "the npm package `@img/sharp-libvips-linux-x64` has it compiled so: compile that with \
+        `-fasynchronous-unwind-tables`, or use a library of your own";
+    check(no_row.0, "vips_tracked_malloc", libvips, no_row.1, advice);
+}
+
+/// Other functions of the module show its compiler.
+#[test]
+fn code_without_a_name_has_the_compiler_of_its_module() {
+    let mut profile = cut("app", &[], StackEnd::NoRow, frame(None, Some("/usr/bin/app")), 75);
+    profile.frames[0].file = Some("src/main.rs".into());
+    check(&profile, "app: no unwind information", Some("Rust: compile it with `RUSTFLAGS=-Cforce-unwind-tables=yes`"));
 }
 
 #[test]
