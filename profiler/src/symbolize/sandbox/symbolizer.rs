@@ -345,7 +345,6 @@ fn symbolizer() -> Symbolizer {
         .enable_inlined_fns(false)
         .enable_demangling(false)
         .enable_auto_reload(false)
-        .set_debug_dirs(None::<[&Path; 0]>)
         .build()
 }
 
