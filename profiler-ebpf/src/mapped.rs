@@ -11,7 +11,9 @@
 //! the same CPU. So there are two copies: what one has handled is no change to the other.
 
 use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
-use aya_ebpf::helpers::generated::{bpf_get_current_task, bpf_get_current_task_btf, bpf_get_prandom_u32, bpf_task_pt_regs};
+use aya_ebpf::helpers::generated::{
+    bpf_get_current_task, bpf_get_current_task_btf, bpf_get_prandom_u32, bpf_task_pt_regs,
+};
 use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_probe_read_kernel};
 use profiler_common::counter::Counter;
 use profiler_common::mapped::{CodeRange, FileKey, GENERATED, MappingState};
@@ -80,7 +82,10 @@ impl Mapped {
         let page_bytes = 1 << config::page_shift();
         let length = bytes.wrapping_add(page_bytes - 1) & !(page_bytes - 1);
         // The kernel may search a longer range, to align the mapping within it.
-        if number != arch::MMAP || flags & (ANONYMOUS | PRIVATE) != PRIVATE || length != self.end.wrapping_sub(self.start) {
+        if number != arch::MMAP
+            || flags & (ANONYMOUS | PRIVATE) != PRIVATE
+            || length != self.end.wrapping_sub(self.start)
+        {
             return None;
         }
         // SAFETY: the helper takes no arguments.
@@ -159,9 +164,14 @@ pub(crate) fn mapped(arguments: &Arguments, _copy: u32) {
         state.corrected = process.serial;
     }
     // The agent is about to read the mappings of a program that it does not know yet.
-    if !is_registered {
-        return;
+    if is_registered {
+        report(tgid, state, &mapped, is_corrected, row.is_some());
     }
+}
+
+/// Tells the agent, at once if it has to register the mappings again.
+#[inline(always)]
+fn report(tgid: u32, state: &mut MappingState, mapped: &Mapped, is_corrected: bool, has_replaced: bool) {
     state.reported = state.reported.wrapping_add(1);
     let record = MappedRecord {
         header: RecordHeader::new(RecordKind::Mapped, tgid),
@@ -172,8 +182,7 @@ pub(crate) fn mapped(arguments: &Arguments, _copy: u32) {
         number: state.reported,
         is_corrected: u32::from(is_corrected),
     };
-    let is_urgent = row.is_some() && !is_corrected;
-    let sent = if is_urgent { emit::urgent(record) } else { emit::record(record) };
+    let sent = if has_replaced && !is_corrected { emit::urgent(record) } else { emit::record(record) };
     if !sent {
         count(Counter::MappingMissed);
     }

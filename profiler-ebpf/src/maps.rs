@@ -8,9 +8,9 @@ use profiler_common::hook::NestedCallers;
 use profiler_common::hotspot::Hotspot;
 use profiler_common::interpreter::Interpreter;
 use profiler_common::limits::{
-    CODE_FILES_MAX, CODE_RATES as CODE_RATES_MAX, EXECS_SEEN, HEAPS_MAX, HOOKS_MAX, INFLIGHT_BUCKETS, LIVE_FILTER_SLOTS, MAPPINGS_MAX,
-    PROCESSES_MAX, RULE_CACHE_SLOTS, RUNTIMES_MAX, STACK_BUCKETS, STACK_WAYS, TARGETS_MAX, UNWIND_PAGES_MAX,
-    UNWIND_RULES_MAX,
+    CODE_FILES_MAX, CODE_RATES as CODE_RATES_MAX, EXECS_SEEN, HEAPS_MAX, HOOKS_MAX, INFLIGHT_BUCKETS,
+    LIVE_FILTER_SLOTS, MAPPINGS_MAX, PROCESSES_MAX, RULE_CACHE_SLOTS, RUNTIMES_MAX, STACK_BUCKETS, STACK_WAYS,
+    TARGETS_MAX, UNWIND_PAGES_MAX, UNWIND_RULES_MAX,
 };
 use profiler_common::live::{LiveBlock, LiveKey};
 use profiler_common::mapped::{CodeFile, FileKey, MappingState};
@@ -120,8 +120,7 @@ pub(crate) static MAPPING_STATES: HashMap<u32, MappingState> = HashMap::with_max
 
 /// Unwind tables by file, which the agent maintains: of modules that a target uses.
 #[map]
-pub(crate) static CODE_FILES: HashMap<FileKey, CodeFile> =
-    HashMap::with_max_entries(CODE_FILES_MAX, BPF_F_NO_PREALLOC);
+pub(crate) static CODE_FILES: HashMap<FileKey, CodeFile> = HashMap::with_max_entries(CODE_FILES_MAX, BPF_F_NO_PREALLOC);
 
 /// CPython in processes, by number, which [`PROCESSES`] has.
 #[map]

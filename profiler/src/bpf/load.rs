@@ -28,7 +28,7 @@ use heapbpf_linux::{feature, files};
 
 use super::error::{OBJECT_VARIABLE, refused};
 use super::features::{Features, Optional};
-use super::kernel_types::{LayoutError, TaskLayout};
+use super::kernel_types::{LayoutError, MappingLayout, TaskLayout};
 use super::program::{RelocatedObject, private_stack_absent};
 use super::ring::Ring;
 
@@ -183,14 +183,6 @@ impl Kernel {
             .override_global("MM_DEF_FLAGS_OFFSET", &memory.def_flags, true)
             .override_global("MM_TASK_SIZE_OFFSET", &memory.task_size, true)
             .override_global("SIGNAL_LIMITS_OFFSET", &memory.limits, true)
-            .override_global("AREA_LENGTH_OFFSET", &mapping.length, true)
-            .override_global("TASK_FILES_OFFSET", &mapping.files, true)
-            .override_global("FILES_TABLE_OFFSET", &mapping.table, true)
-            .override_global("TABLE_DESCRIPTORS_OFFSET", &mapping.descriptors, true)
-            .override_global("FILE_INODE_OFFSET", &mapping.inode, true)
-            .override_global("INODE_NUMBER_OFFSET", &mapping.number, true)
-            .override_global("INODE_SUPER_OFFSET", &mapping.file_system, true)
-            .override_global("SUPER_DEVICE_OFFSET", &mapping.device, true)
             .override_global("STUBS", &stubs, true)
             .override_global("COOKIES", &cookies, true)
             .override_global("ATOMICS", &atomics, true)
@@ -202,6 +194,7 @@ impl Kernel {
             .map_max_entries("LIVE", config.live_blocks_max)
             .map_max_entries("SCRATCH", scratch_areas)
             .map_max_entries("RAW", raw_areas);
+        override_mappings(&mut loader, &mapping);
         let object = adapt(object()?, features).ok_or_else(|| LoadError::Relocation("it is malformed".to_owned()))?;
         let mut ebpf = loader.load(&object).map_err(refused)?;
         start_log(&mut ebpf);
@@ -345,6 +338,19 @@ impl Kernel {
     pub fn stacks_verified(&self) -> bool {
         self.all_programs().into_iter().all(private_stack_absent)
     }
+}
+
+/// Sets the offsets of what leads from a task to the file that it maps.
+fn override_mappings<'a>(loader: &mut EbpfLoader<'a>, mapping: &'a MappingLayout) {
+    loader
+        .override_global("AREA_LENGTH_OFFSET", &mapping.length, true)
+        .override_global("TASK_FILES_OFFSET", &mapping.files, true)
+        .override_global("FILES_TABLE_OFFSET", &mapping.table, true)
+        .override_global("TABLE_DESCRIPTORS_OFFSET", &mapping.descriptors, true)
+        .override_global("FILE_INODE_OFFSET", &mapping.inode, true)
+        .override_global("INODE_NUMBER_OFFSET", &mapping.number, true)
+        .override_global("INODE_SUPER_OFFSET", &mapping.file_system, true)
+        .override_global("SUPER_DEVICE_OFFSET", &mapping.device, true);
 }
 
 const ENTRY: &str = "hook_entry";
