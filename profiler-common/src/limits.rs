@@ -70,6 +70,13 @@ pub const PROCESS_MAPPINGS_MAX: usize = 1 << 15;
 
 pub const PROCESSES_MAX: u32 = 16_384;
 
+/// Mappings that are sent per process and period: a program that does nothing but load and unload plugins makes half as many. One that maps
+/// files all the time must not fill the ring buffer.
+pub const MAPPED_PER_PERIOD: u32 = 1 << 15;
+
+/// Binary logarithm of the period in nanoseconds: 1.07 s.
+pub const MAPPED_PERIOD_SHIFT: u32 = 30;
+
 /// Files whose unwind tables the kernel side finds by itself when they are mapped again.
 pub const CODE_FILES_MAX: u32 = 16_384;
 

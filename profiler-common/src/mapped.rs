@@ -59,6 +59,16 @@ impl CodeFile {
         TableRef { start: self.start.wrapping_add(base), page_first: self.page_first, page_count: self.page_count }
     }
 
+    /// This one and another mapping of the same file; `None` if their tables differ.
+    pub fn with(&self, other: &Self) -> Option<Self> {
+        let whole = Self {
+            code_start: self.code_start.min(other.code_start),
+            code_end: self.code_end.max(other.code_end),
+            ..*self
+        };
+        (Self { code_start: other.code_start, code_end: other.code_end, ..*self } == *other).then_some(whole)
+    }
+
     /// Of a mapping in which the file's first byte has this address, or would have it.
     pub const fn of(mapping: &ProcessMapping, base: u64) -> Self {
         let table = &mapping.table;
@@ -109,8 +119,14 @@ pub struct MappingState {
     pub corrected: u32,
     /// Serial of the registration that a forked process has, too: its rows must not be corrected. 0 if there is none.
     pub shared: u32,
+    /// Period, of [`MAPPED_PERIOD_SHIFT`](crate::limits::MAPPED_PERIOD_SHIFT), in which the last change was sent, and how many were in it.
+    pub period: u32,
+    pub sent: u32,
     /// Always 0.
     pub reserved: u32,
+    /// The last change: its address and [`FileKey::identity`].
+    pub last_start: u64,
+    pub last_identity: u64,
     /// Contains all ranges where code has replaced other code. Ids of stacks that pass through it depend on the code there.
     pub reused: CodeRange,
     /// Contains the ranges of all changes since the last registration that had all of them, and so all that the rows may lack.
@@ -125,7 +141,7 @@ impl MappingState {
 
 const _: () = assert!(size_of::<FileKey>() == 16 && align_of::<FileKey>() == 8);
 const _: () = assert!(size_of::<CodeFile>() == 32);
-const _: () = assert!(size_of::<MappingState>() == 56);
+const _: () = assert!(size_of::<MappingState>() == 80);
 
 #[cfg(test)]
 mod tests {

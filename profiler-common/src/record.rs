@@ -45,7 +45,7 @@ pub enum RecordKind {
     RubyCode = 13,
     /// A function of PHP that a stack contains: a [`PhpCodeRecord`](crate::php::PhpCodeRecord).
     PhpCode = 14,
-    /// A target has mapped a file, or memory where it had code of a file: [`MappedRecord`]. Written before new code can run there, and
+    /// A target has mapped a library, or something else where it had code of a file: [`MappedRecord`]. Written before new code can run there, and
     /// so before the stacks through it.
     Mapped = 15,
 }
@@ -261,7 +261,9 @@ pub struct MappedRecord {
     /// Number of this change among those of the process that are sent: from 1 on.
     pub number: u32,
     /// 1 if the rows of the process have this mapping with its table, so that the agent has nothing to do for unwinding.
-    pub is_corrected: u32,
+    pub is_corrected: u16,
+    /// 1 if there was code of another file.
+    pub has_replaced: u16,
 }
 
 const _: () = assert!(size_of::<MappedRecord>() == 56);

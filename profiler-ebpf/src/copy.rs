@@ -26,11 +26,7 @@ pub(crate) extern "C" fn send_pages(area: u32, tgid: u32, stack_id: u64) -> u32 
     let state = unsafe { &(*scratch).walk };
     let registers = state.registers();
     // A module without a table will not have one later.
-    let address = registers.lookup_address();
-    if !state.unknown.contains(address)
-        && let Some(mapping) = walk::find_mapping(state.mapping_first, state.mapping_count, address)
-        && !mapping.table.is_changed()
-    {
+    if !walk::is_unregistered(state, registers.lookup_address()) {
         return 0;
     }
     if EVENTS.query(u64::from(BPF_RB_AVAIL_DATA)) > config::wakeup_bytes() || !is_permitted(tgid) {

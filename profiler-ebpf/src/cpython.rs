@@ -29,7 +29,7 @@ use crate::interpreter::{DONE, END, IS_UNREADABLE, MORE, NEW_CODE, NEXT, frames_
 use crate::layout::{FRAME_WINDOW_WORDS, InnerFrames, InterpreterWalk, Scratch, Walk};
 use crate::maps::{EVENTS, INTERPRETERS, SCRATCH, count};
 use crate::seen::is_new;
-use crate::walk::find_mapping;
+use crate::walk::is_unregistered;
 use crate::window::user_word;
 use crate::{asm, config, frames};
 
@@ -122,7 +122,7 @@ pub(crate) extern "C" fn cpython_cut(area: u32, end: u32) -> u32 {
     if end == StackEnd::MissingModule as u32 + 1 {
         let registers = walk.registers();
         let address = registers.lookup_address();
-        if find_mapping(walk.mapping_first, walk.mapping_count, address).is_none() {
+        if is_unregistered(walk, address) {
             if !registers.is_return_address || follows_call(registers.ip) {
                 // The agent continues the walk, if it permits.
                 if walk.mapping_copies != 0 {

@@ -5,7 +5,8 @@
 //! process never overlap. A dynamic linker maps a library once like this, from its first byte to its last one, and its segments over
 //! that. Mappings at addresses that the process chooses are not seen; nor is code that the process itself moves.
 //!
-//! Most mappings are memory without a file where the agent has registered no code: nothing changes.
+//! Most mappings are memory, or data of files, where the agent has registered no code: nothing changes. Libraries are told from data by the
+//! flag with which glibc maps them, by their permissions, or because the agent knows them.
 //!
 //! The tracepoint is preemptible on Linux 7.x, and the kernel does not run a program while another task's run of it is preempted on
 //! the same CPU. So there are two copies: what one has handled is no change to the other.
@@ -16,6 +17,7 @@ use aya_ebpf::helpers::generated::{
 };
 use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_probe_read_kernel};
 use profiler_common::counter::Counter;
+use profiler_common::limits::{MAPPED_PER_PERIOD, MAPPED_PERIOD_SHIFT};
 use profiler_common::mapped::{CodeRange, FileKey, GENERATED, MappingState};
 use profiler_common::record::{MappedRecord, RecordHeader, RecordKind};
 use profiler_common::unwind::{ProcessMapping, ProcessMappings, SEARCH_STEPS, TableRef};
@@ -30,10 +32,14 @@ const REPLACED_MAX: usize = 8;
 /// Serials of corrected rows: those of registrations are below.
 const CORRECTED: u32 = 1 << 31;
 
-/// `MAP_PRIVATE` in include/uapi/linux/mman.h and `MAP_ANONYMOUS` in include/uapi/asm-generic/mman-common.h. Dynamic linkers map files
-/// privately.
+/// `PROT_EXEC` in include/uapi/asm-generic/mman-common.h.
+const EXECUTABLE: u64 = 4;
+/// `MAP_PRIVATE` in include/uapi/linux/mman.h, `MAP_ANONYMOUS` in include/uapi/asm-generic/mman-common.h, and `MAP_DENYWRITE`, which the
+/// kernel ignores, in include/uapi/asm-generic/mman.h. Dynamic linkers map files privately, and glibc's with the last one
+/// (`MAP_COPY` in elf/dl-load.h).
 const PRIVATE: u64 = 0x02;
 const ANONYMOUS: u64 = 0x20;
+const DENY_WRITE: u64 = 0x800;
 
 const NEW: MappingState = MappingState {
     changes: 0,
@@ -41,7 +47,11 @@ const NEW: MappingState = MappingState {
     serial: 0,
     corrected: 0,
     shared: 0,
+    period: 0,
+    sent: 0,
     reserved: 0,
+    last_start: 0,
+    last_identity: 0,
     reused: CodeRange { start: 0, end: 0 },
     recent: CodeRange { start: 0, end: 0 },
 };
@@ -54,6 +64,8 @@ struct Mapped {
     offset: u64,
     /// [`NO_FILE`] for memory without a file, and if it is not known.
     file: FileKey,
+    /// Whether it is the file of a library.
+    is_library: bool,
 }
 
 #[inline(always)]
@@ -78,7 +90,7 @@ impl Mapped {
     fn find_file(&mut self) -> Option<()> {
         // SAFETY: the helpers take no arguments, and a pointer that one of them has returned.
         let registers = unsafe { bpf_task_pt_regs(bpf_get_current_task_btf()) } as u64;
-        let [number, bytes, flags, descriptor, offset] = arch::map_arguments(registers)?;
+        let [number, bytes, protection, flags, descriptor, offset] = arch::map_arguments(registers)?;
         let page_bytes = 1 << config::page_shift();
         let length = bytes.wrapping_add(page_bytes - 1) & !(page_bytes - 1);
         // The kernel may search a longer range, to align the mapping within it.
@@ -105,6 +117,9 @@ impl Mapped {
         let device = unsafe { bpf_probe_read_kernel((file_system + config::super_device_offset()) as *const u32) };
         self.file = FileKey { inode: number, device: device.ok()?, reserved: 0 };
         self.offset = offset;
+        // SAFETY: the pointer is not dereferenced.
+        let is_known = unsafe { CODE_FILES.get(&self.file) }.is_some();
+        self.is_library = is_known || flags & DENY_WRITE != 0 || protection & EXECUTABLE != 0;
         Some(())
     }
 }
@@ -126,20 +141,20 @@ pub(crate) fn mapped(arguments: &Arguments, _copy: u32) {
     let Some(length) = word(arguments.second() + config::area_length_offset()) else {
         return;
     };
-    let mut mapped = Mapped { start, end: start.wrapping_add(length), offset: 0, file: NO_FILE };
+    let mut mapped = Mapped { start, end: start.wrapping_add(length), offset: 0, file: NO_FILE, is_library: false };
     let index = first_behind(process.first, process.count, mapped.start);
     let row = row_at(&process, index).filter(|row| row.start < mapped.end);
     let _ = mapped.find_file();
     let identity = mapped.identity();
-    // Where there was no code of a file, memory without a file is generated code at most.
-    if identity == GENERATED && row.is_none_or(|row| row.identity == GENERATED) {
+    // Where there was no code of a file, what is not a library is generated code at most.
+    if !mapped.is_library && row.is_none_or(|row| row.identity == GENERATED) {
         return;
     }
     let Some(state) = state_of(tgid) else {
         count(Counter::MappingMissed);
         return;
     };
-    // SAFETY: the pointer comes from a successful lookup; only this process's calls, which do not overlap, change the value.
+    // SAFETY: the pointer comes from a successful lookup. Calls for one process do not overlap; `share` changes one word of it.
     let state = unsafe { &mut *state };
     let is_registered = process.serial != 0;
     let is_latest = state.changes == process.changes;
@@ -147,9 +162,15 @@ pub(crate) fn mapped(arguments: &Arguments, _copy: u32) {
     if is_known && row.is_some_and(|row| row.identity == identity) {
         return;
     }
+    // By the other copy, or once more.
+    if state.last_start == mapped.start && state.last_identity == identity {
+        return;
+    }
+    (state.last_start, state.last_identity) = (mapped.start, identity);
     let serial = if state.corrected == process.serial { state.serial } else { process.serial };
     note(state, &mapped, is_latest, row.is_some());
-    let is_owned = is_registered && state.shared != process.serial;
+    let may_report = may_report(state);
+    let is_owned = is_registered && state.shared != process.serial && may_report;
     let (mut is_corrected, mut has_all) = (false, false);
     if row.is_none() && is_known && is_registered {
         // That the rows have nothing there is right. They may be registered again, from mappings that were read before.
@@ -164,8 +185,10 @@ pub(crate) fn mapped(arguments: &Arguments, _copy: u32) {
         state.corrected = process.serial;
     }
     // The agent is about to read the mappings of a program that it does not know yet.
-    if is_registered {
+    if is_registered && may_report {
         report(tgid, state, &mapped, is_corrected, row.is_some());
+    } else if is_registered && row.is_some() {
+        count(Counter::MappingMissed);
     }
 }
 
@@ -180,12 +203,24 @@ fn report(tgid: u32, state: &mut MappingState, mapped: &Mapped, is_corrected: bo
         offset: mapped.offset,
         file: mapped.file,
         number: state.reported,
-        is_corrected: u32::from(is_corrected),
+        is_corrected: u16::from(is_corrected),
+        has_replaced: u16::from(has_replaced),
     };
     let sent = if has_replaced && !is_corrected { emit::urgent(record) } else { emit::record(record) };
-    if !sent {
+    if !sent && has_replaced {
         count(Counter::MappingMissed);
     }
+}
+
+/// Whether the process has not sent too many changes in this period; counts another one.
+#[inline(always)]
+fn may_report(state: &mut MappingState) -> bool {
+    let period = (emit::now_ns() >> MAPPED_PERIOD_SHIFT) as u32;
+    if state.period != period {
+        (state.period, state.sent) = (period, 0);
+    }
+    state.sent = state.sent.wrapping_add(1);
+    state.sent <= MAPPED_PER_PERIOD
 }
 
 /// Enters a change into the state. From here on, walks do not use the rows where it was.
@@ -312,10 +347,7 @@ fn state_of(tgid: u32) -> Option<*mut MappingState> {
 /// Notes that a forked child has the registered rows of its parent, which then must not be corrected for either.
 #[inline(always)]
 pub(crate) fn share(parent: u32, child: u32, serial: u32) {
-    let Some(state) = MAPPING_STATES.get_ptr_mut(&parent) else {
-        let state = MappingState { shared: serial, ..NEW };
-        let _ = MAPPING_STATES.insert(&parent, &state, u64::from(BPF_ANY));
-        let _ = MAPPING_STATES.insert(&child, &state, u64::from(BPF_ANY));
+    let Some(state) = state_of(parent) else {
         return;
     };
     // SAFETY: the pointer comes from a successful lookup.

@@ -272,6 +272,19 @@ fn search(walk: &Walk, address: u64) -> Result<Rule, StackEnd> {
     }
 }
 
+/// Whether the agent may know by now, or soon, what is at an address: it is in no registered mapping, or something has been mapped there
+/// since.
+#[inline(always)]
+pub(crate) fn is_unregistered(walk: &Walk, address: u64) -> bool {
+    if walk.unknown.contains(address) {
+        return true;
+    }
+    match find_mapping(walk.mapping_first, walk.mapping_count, address) {
+        Some(mapping) => mapping.table.is_changed(),
+        None => true,
+    }
+}
+
 /// Finds the process's mapping that contains the address, by binary search over `count` mappings from index `first`.
 #[inline(always)]
 pub(crate) fn find_mapping(first: u32, count: u32, address: u64) -> Option<ProcessMapping> {

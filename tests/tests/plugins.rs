@@ -13,8 +13,15 @@ use rustix::process::Signal;
 use tempfile::tempdir;
 
 fn plugin(number: u32) -> PathBuf {
-    Recipe::of("plugin.c").flags(&format!("-g -shared -fPIC -DNUMBER={number}")).build()
+    plugin_with(number, "")
 }
+
+fn plugin_with(number: u32, flags: &str) -> PathBuf {
+    Recipe::of("swapped.c").flags(&format!("-g -shared -fPIC -DNUMBER={number} {flags}")).build()
+}
+
+/// Moves the code in memory away from its place in the file, as lld does.
+const APART: &str = "-Wl,--section-start=.init=0x30000";
 
 /// Whether a stack is that of a call by the plugin, down to `main`.
 fn is_whole(callsite: &Callsite, number: u32) -> bool {
@@ -34,7 +41,7 @@ struct Recorded {
 
 impl Recorded {
     fn start(options: &str) -> Self {
-        let program = Recipe::of("plugged.c").libraries("-ldl").build();
+        let program = Recipe::of("swapping.c").libraries("-ldl").build();
         let target = Target::spawn(&mut Command::new(program));
         let mut heapbpf = Heapbpf::of(target.pid(), options);
         let session = heapbpf.start();
@@ -93,7 +100,7 @@ fn check_engine(engine: &str) {
     recorded.introduce(&first, 1, 100);
     recorded.introduce(&second, 2, 200);
     recorded.introduce(&rebuilt, 3, 300);
-    recorded.cycle(1000, 16, 2, [&first, &second]);
+    recorded.cycle(1000, 16, 1, [&first, &second]);
     recorded.cycle(10, 24, 1, [&second, &rebuilt]);
     let next = folder.path().join("next.so");
     copy_program(plugin(5), &next);
@@ -104,8 +111,8 @@ fn check_engine(engine: &str) {
     let _ = session.interrupt().expect_code(0);
     target.assert_running();
     let expected = [
-        (1, Counts::kept(1 + 2000 + 30, 100 + 16 * 2000 + 32 * 30)),
-        (2, Counts::kept(1 + 2000 + 10, 200 + 16 * 2000 + 24 * 10)),
+        (1, Counts::kept(1 + 1000 + 30, 100 + 16 * 1000 + 32 * 30)),
+        (2, Counts::kept(1 + 1000 + 10, 200 + 16 * 1000 + 24 * 10)),
         (3, Counts::kept(1 + 10, 300 + 24 * 10)),
         (5, Counts::kept(1 + 30, 500 + 32 * 30)),
     ];
@@ -128,6 +135,21 @@ fn plugins_at_one_address_keep_their_names_and_stacks() {
 #[test]
 fn plugins_of_the_inline_engine_do_too() {
     check_engine("inline");
+}
+
+/// Segments of a library may be further apart in memory than in the file.
+#[test]
+fn a_plugin_whose_code_is_moved_in_memory_is_known_when_it_is_loaded_again() {
+    let mut recorded = Recorded::start("--interval 1 -o out.json");
+    let apart = plugin_with(7, APART);
+    recorded.introduce(&apart, 7, 700);
+    recorded.cycle(100, 40, 1, [&apart, &apart]);
+    let Recorded { mut target, heapbpf, session, .. } = recorded;
+    let _ = session.interrupt().expect_code(0);
+    let report = heapbpf.report("out.json");
+    report.assert_complete();
+    check(&report, target.pid(), &[(7, Counts::kept(1 + 200, 700 + 40 * 200))]);
+    target.exit(0);
 }
 
 /// Records a program that moves its code while it is recorded, or before.

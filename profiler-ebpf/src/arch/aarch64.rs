@@ -108,14 +108,14 @@ pub(crate) fn register(regs: *const pt_regs, number: u8) -> u64 {
 /// Number of the system call that maps memory (include/uapi/asm-generic/unistd.h).
 pub(crate) const MMAP: u64 = 222;
 
-/// Number of a thread's system call, and its arguments if it is [`MMAP`]: length, flags, descriptor and offset. `registers` is the
+/// Number of a thread's system call, and its arguments if it is [`MMAP`]: length, protection, flags, descriptor and offset. `registers` is the
 /// address of those with which it has entered the kernel.
 #[inline(always)]
-pub(crate) fn map_arguments(registers: u64) -> Option<[u64; 5]> {
+pub(crate) fn map_arguments(registers: u64) -> Option<[u64; 6]> {
     let word = |number: u64| {
         // SAFETY: the helper checks the address.
         unsafe { bpf_probe_read_kernel((registers + number * 8) as *const u64) }.ok()
     };
     // The calling convention of system calls has the number in x8.
-    Some([word(8)?, word(1)?, word(3)?, word(4)?, word(5)?])
+    Some([word(8)?, word(1)?, word(2)?, word(3)?, word(4)?, word(5)?])
 }

@@ -95,10 +95,10 @@ pub(crate) fn register(regs: *const pt_regs, number: u8) -> u64 {
 /// Number of the system call that maps memory (arch/x86/entry/syscalls/syscall_64.tbl).
 pub(crate) const MMAP: u64 = 9;
 
-/// Number of a thread's system call, and its arguments if it is [`MMAP`]: length, flags, descriptor and offset. `registers` is the
+/// Number of a thread's system call, and its arguments if it is [`MMAP`]: length, protection, flags, descriptor and offset. `registers` is the
 /// address of those with which it has entered the kernel.
 #[inline(always)]
-pub(crate) fn map_arguments(registers: u64) -> Option<[u64; 5]> {
+pub(crate) fn map_arguments(registers: u64) -> Option<[u64; 6]> {
     let word = |offset: usize| {
         // SAFETY: the helper checks the address.
         unsafe { bpf_probe_read_kernel((registers + offset as u64) as *const u64) }.ok()
@@ -106,6 +106,7 @@ pub(crate) fn map_arguments(registers: u64) -> Option<[u64; 5]> {
     Some([
         word(offset_of!(pt_regs, orig_rax))?,
         word(offset_of!(pt_regs, rsi))?,
+        word(offset_of!(pt_regs, rdx))?,
         word(offset_of!(pt_regs, r10))?,
         word(offset_of!(pt_regs, r8))?,
         word(offset_of!(pt_regs, r9))?,

@@ -123,6 +123,16 @@ impl UnwindMaps for KernelUnwindMaps {
         self.states.get(&pid.0, 0).map_or_else(|_| Changes::default(), |state| state.counts())
     }
 
+    fn forget_changes(&mut self, pid: Pid) {
+        // It is missing if nothing has changed, and after the process's exit.
+        let _ = self.states.remove(&pid.0);
+    }
+
+    fn is_behind(&self, pid: Pid, registered: &ProcessMappings) -> bool {
+        let state = self.states.get(&pid.0, 0).ok();
+        state.is_some_and(|it| it.changes != registered.changes && it.corrected != registered.serial)
+    }
+
     fn remove_process(&mut self, pid: Pid) -> io::Result<()> {
         match self.processes.remove(&pid.0) {
             Err(error) if !is_missing(&error) => Err(io::Error::other(error)),

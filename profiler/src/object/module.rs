@@ -154,6 +154,16 @@ impl Module {
         }
     }
 
+    /// Difference, wrapping, between the address of the file's first byte as its first segment is mapped, and as the code at this offset
+    /// is: linkers may have moved segments apart.
+    pub(crate) fn first_segment_delta(&self, offset: FileOffset) -> Option<u64> {
+        let elf = self.elf().ok()?;
+        let first = elf.segments.first()?;
+        // With a bias of 0.
+        let by_code = elf.bias(TargetAddr(0), offset)?.wrapping_neg().wrapping_sub(offset.0);
+        Some(first.address.0.wrapping_sub(first.offset.0).wrapping_sub(by_code))
+    }
+
     /// The build id by which to search for a debug file; `None` if the module has line information itself.
     pub(crate) fn wanted_build_id(&self) -> Option<&BuildId> {
         match self.elf() {

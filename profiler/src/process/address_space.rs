@@ -10,9 +10,10 @@ use heapbpf_linux::proc::ProcError;
 use heapbpf_linux::proc::maps::{Device, Mapping, MappingName, executable_mappings, file_mappings};
 use heapbpf_linux::process_memory;
 use profiler_common::mapped::{Changes, FileKey};
+use rustc_hash::FxHashMap;
 use tracing::debug;
 
-use self::places::{Code, Found, Places};
+use self::places::{Code, FIRST, Found, Named, Places};
 use crate::object::module::{ModuleStore, Modules};
 use crate::object::{ObjectError, elf};
 
@@ -68,9 +69,32 @@ impl MappedModule {
     fn of_piece(piece: &places::Piece) -> Self {
         let ((start, end), Code { file, .. }) = (piece.placed(), piece.code);
         let device = Device { major: file.device >> 20, minor: file.device & 0xf_ffff };
-        let offset = FileOffset(if piece.module.is_some() { piece.offset } else { piece.start });
+        let offset = piece.named.map_or(FileOffset(piece.start), |named| piece.offset(piece.start, named));
         let mapping = Mapping { start, end, offset, device, inode: file.inode, name: MappingName::Anonymous };
-        Self { mapping, module: piece.module }
+        Self { mapping, module: piece.named.map(|named| named.module) }
+    }
+
+    /// The parts of the mapping that are not in pieces, which are by rising address.
+    fn without(&self, pieces: &[Self]) -> Vec<Self> {
+        let part = |start: TargetAddr, end: TargetAddr| {
+            let offset = FileOffset(self.mapping.offset.0.saturating_add(start.0 - self.mapping.start.0));
+            let mapping = Mapping { start, end, offset, ..self.mapping.clone() };
+            (start < end).then_some(Self { mapping, module: self.module })
+        };
+        let (mut from, mut parts) = (self.mapping.start, Vec::new());
+        let behind = pieces.partition_point(|piece| piece.mapping.end <= self.mapping.start);
+        for piece in pieces[behind..].iter().take_while(|piece| piece.mapping.start < self.mapping.end) {
+            parts.extend(part(from, piece.mapping.start.max(from)));
+            from = piece.mapping.end;
+        }
+        parts.extend(part(from, self.mapping.end.max(from)));
+        parts
+    }
+
+    /// Address of generated code itself that the mapping's first address stands for.
+    pub(crate) fn own_start(&self) -> u64 {
+        let is_placed = (FIRST..u64::MAX).contains(&self.mapping.start.0) && !self.mapping.start.is_interpreted();
+        if is_placed { self.mapping.offset.0 } else { self.mapping.start.0 }
     }
 
     fn contains(&self, address: TargetAddr) -> bool {
@@ -105,6 +129,11 @@ pub struct AddressSpace {
     /// Runtimes of the process, once it is known to have them.
     interpreted: Vec<Interpreted>,
     places: Places,
+    /// Differences between the address of a file's first byte by its code and by its first segment, by module and the code's offset in
+    /// the file; the rest have none.
+    deltas: FxHashMap<(ModuleId, FileOffset), u64>,
+    /// First addresses of mappings that were new while not all changes had been reported.
+    unsettled: Vec<TargetAddr>,
     /// Files as `maps` shows them and as the kernel side has them, where these differ.
     shown: Vec<(FileKey, FileKey)>,
     /// Number of changes that the kernel side had counted before the mappings were read.
@@ -145,6 +174,8 @@ impl AddressSpace {
             generated,
             interpreted,
             places,
+            deltas: FxHashMap::default(),
+            unsettled: Vec::new(),
             shown,
             changes,
             reported,
@@ -186,6 +217,7 @@ impl AddressSpace {
         }
         let mapped_before = self.modules();
         let known = std::mem::take(&mut self.current);
+        let mut deltas = std::mem::take(&mut self.deltas);
         let mut moved = MovedCode::new(self.pid);
         self.current = mappings
             .into_iter()
@@ -198,15 +230,26 @@ impl AddressSpace {
                     return Some(moved.find(mapping, modules));
                 };
                 let is_replaced = modules.get(id).image().is_err_and(|error| *error == ObjectError::Replaced);
+                let delta = modules.get(id).first_segment_delta(mapping.offset).filter(|delta| *delta != 0);
+                deltas.extend(delta.map(|delta| ((id, mapping.offset), delta)));
                 (!is_replaced).then_some(MappedModule { mapping, module: Some(id) })
             })
             .collect();
+        self.deltas = deltas;
         if self.generated.is_none() && self.current.iter().any(|mapped| mapped.module.is_none()) {
             self.generated = Some(modules.add_generated());
         }
         self.version += u64::from(self.current != known);
-        let new = if are_reported && !known.is_empty() { self.new_mappings(&known) } else { Vec::new() };
+        let mut new = if known.is_empty() { Vec::new() } else { self.new_mappings(&known) };
+        if !are_reported {
+            let starts = new.drain(..).map(|at| self.current[at].mapping.start);
+            self.unsettled.extend(starts.take(RETIRED_MAX));
+            self.unsettled.truncate(RETIRED_MAX);
+        }
         self.retire(known);
+        if are_reported {
+            self.unsettled.clear();
+        }
         self.map_unreported(&new);
         self.name_places();
         Ok(self.modules().into_iter().filter(|module| !mapped_before.contains(module)).collect())
@@ -239,9 +282,13 @@ impl AddressSpace {
         self.interpreted.push(interpreted);
     }
 
-    /// Whether code at this address was generated at run time.
-    pub(crate) fn is_generated(&self, address: TargetAddr) -> bool {
-        self.current_at(address).is_some_and(|at| at.module.is_none())
+    /// The address of the code that this address stands for, if it was generated at run time.
+    pub(crate) fn generated_at(&self, address: TargetAddr) -> Option<TargetAddr> {
+        match self.places.find(address) {
+            Some(Found::Generated(own)) => Some(TargetAddr(own.0)),
+            Some(_) => None,
+            None => self.current_at(address).filter(|at| at.module.is_none()).map(|_| address),
+        }
     }
 
     /// Notes what a process has mapped. The stacks that follow may pass through it.
@@ -249,21 +296,25 @@ impl AddressSpace {
         self.reported = mapped.number;
         let (code, range) = (code_of(mapped), (mapped.start.0, mapped.end.0));
         let known = self.current.iter().chain(&self.retired).find(|old| self.code_at(old).file == code.file);
-        let module = known.filter(|_| !code.is_generated()).and_then(|old| old.module);
-        self.map_code(code, range, module);
+        let named = known.filter(|_| !code.is_generated()).and_then(|old| self.named(old));
+        self.map_code(code, range, named);
     }
 
-    fn map_code(&mut self, code: Code, range: (u64, u64), module: Option<ModuleId>) {
+    fn map_code(&mut self, code: Code, range: (u64, u64), named: Option<Named>) {
         let is_replacing = self.has_other(&code, range);
         if is_replacing {
             for old in self.current.iter().chain(self.retired.iter().rev()) {
                 let old_code = self.code_at(old);
                 if old_code != code && overlap(range, old.range()) {
-                    self.places.add_first(old_code, old.range(), old.module);
+                    let named = self.named(old);
+                    self.places.add_first(old_code, old.range(), named);
+                    if old.module.is_none() {
+                        self.places.confirm_generated(old.range());
+                    }
                 }
             }
         }
-        self.places.map(code, range, module, is_replacing);
+        self.places.map(code, range, named, is_replacing);
     }
 
     /// Whether other code was where a process has mapped some.
@@ -294,7 +345,18 @@ impl AddressSpace {
     fn code_at(&self, mapped: &MappedModule) -> Code {
         let code = mapped.code();
         let reported = self.shown.iter().find(|(shown, _)| *shown == code.file);
-        Code { file: reported.map_or(code.file, |(_, reported)| *reported), ..code }
+        let delta = self.delta_of(mapped);
+        Code { file: reported.map_or(code.file, |(_, reported)| *reported), base: code.base.wrapping_add(delta) }
+    }
+
+    fn delta_of(&self, mapped: &MappedModule) -> u64 {
+        let key = mapped.module.map(|module| (module, mapped.mapping.offset));
+        key.and_then(|key| self.deltas.get(&key)).copied().unwrap_or(0)
+    }
+
+    fn named(&self, mapped: &MappedModule) -> Option<Named> {
+        let bytes = mapped.mapping.end.0 - mapped.mapping.start.0;
+        mapped.module.map(|module| Named { module, delta: self.delta_of(mapped), bytes })
     }
 
     /// The file of a mapping as the kernel side has it, and the address of its first byte; `None` for memory.
@@ -326,10 +388,13 @@ impl AddressSpace {
             return;
         }
         for mapped in &self.current {
-            let Some(module) = mapped.module else { continue };
+            let Some(named) = self.named(mapped) else {
+                self.places.confirm_generated(mapped.range());
+                continue;
+            };
             let Mapping { start, offset, .. } = &mapped.mapping;
             if mapped.is_moved() {
-                self.places.name_moved(start.0, module, *offset);
+                self.places.name_moved(start.0, named.module, *offset);
                 continue;
             }
             let (code, shown) = (self.code_at(mapped), mapped.code().file);
@@ -338,7 +403,7 @@ impl AddressSpace {
             if let Some(unread) = unread.filter(|_| self.shown.len() < SHOWN_MAX) {
                 self.shown.push((shown, unread.file));
             }
-            self.places.name(&unread.unwrap_or(code), module);
+            self.places.name(&unread.unwrap_or(code), named);
         }
     }
 
@@ -347,7 +412,9 @@ impl AddressSpace {
         let before: rustc_hash::FxHashSet<&Mapping> = before.iter().map(|at| &at.mapping).collect();
         let is_new = |mapped: &MappedModule| {
             let is_file = mapped.module.is_some() && !mapped.is_moved();
-            is_file && self.places.is_unknown(mapped.mapping.start) || !before.contains(&mapped.mapping)
+            is_file && self.places.is_unknown(mapped.mapping.start)
+                || !before.contains(&mapped.mapping)
+                || self.unsettled.contains(&mapped.mapping.start)
         };
         self.current.iter().enumerate().filter(|(_, mapped)| is_new(mapped)).map(|(at, _)| at).collect()
     }
@@ -357,9 +424,9 @@ impl AddressSpace {
     fn map_unreported(&mut self, new: &[usize]) {
         for &at in new {
             let mapped = &self.current[at];
-            let (code, range, module) = (self.code_at(mapped), mapped.range(), mapped.module);
+            let (code, range, named) = (self.code_at(mapped), mapped.range(), self.named(mapped));
             if !mapped.is_moved() && !self.places.is_mapped(&code, range) && self.has_other(&code, range) {
-                self.map_code(code, range, module);
+                self.map_code(code, range, named);
             }
         }
     }
@@ -394,7 +461,8 @@ impl AddressSpace {
 
     /// Whether the address is in mapped code. If not, refresh once for several stacks: mappings may have changed.
     pub fn covers(&self, address: TargetAddr) -> bool {
-        self.current_at(address).is_some() || address.is_interpreted() || self.places.find(address).is_some()
+        let is_placed = || self.places.find(address).is_some_and(|found| found != Found::Unread);
+        self.current_at(address).is_some() || address.is_interpreted() || is_placed()
     }
 
     /// Number of changes that the mappings have, as the kernel side counts them.
@@ -421,14 +489,10 @@ impl AddressSpace {
         if self.places.is_empty() {
             return self.current.clone();
         }
-        let named = |piece: &&places::Piece| piece.module.is_some() || piece.code.is_generated();
-        let mut placed: Vec<MappedModule> = self.places.pieces().filter(named).map(MappedModule::of_piece).collect();
-        let is_placed = |at: &&MappedModule| {
-            let behind = placed.partition_point(|piece| piece.mapping.start < at.mapping.end);
-            placed[..behind].last().is_some_and(|piece| piece.mapping.end > at.mapping.start)
-        };
-        let others: Vec<MappedModule> = self.current.iter().filter(|at| !is_placed(at)).cloned().collect();
-        placed.extend(others);
+        let pieces: Vec<MappedModule> = self.places.pieces().map(MappedModule::of_piece).collect();
+        let mut placed: Vec<MappedModule> = self.current.iter().flat_map(|at| at.without(&pieces)).collect();
+        let named = self.places.pieces().zip(&pieces).filter(|(it, _)| it.named.is_some() || it.is_generated);
+        placed.extend(named.map(|(_, piece)| piece.clone()));
         placed.sort_by_key(|at| at.mapping.start);
         placed
     }

@@ -179,7 +179,7 @@ impl MappedRange {
     pub fn of(mapped: &MappedModule, generated: Option<ModuleId>) -> Self {
         let Mapping { start, end, offset, .. } = mapped.mapping;
         match (mapped.module, generated) {
-            (None, Some(_)) => Self { start, end, offset: FileOffset(start.0), module: generated },
+            (None, Some(_)) => Self { start, end, offset: FileOffset(mapped.own_start()), module: generated },
             (module, _) => Self { start, end, offset, module },
         }
     }

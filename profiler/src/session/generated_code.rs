@@ -46,7 +46,7 @@ impl GeneratedCode {
         if space.generated().is_none() {
             return;
         }
-        let mut generated = stack.frames.iter().map(|frame| frame.inside_call()).filter(|at| space.is_generated(*at));
+        let mut generated = stack.frames.iter().filter_map(|frame| space.generated_at(frame.inside_call()));
         if let Some(first) = generated.next() {
             let now = clock::now().monotonic;
             std::iter::once(first).chain(generated).for_each(|address| self.facts.see(address.0, now));

@@ -17,7 +17,6 @@ use super::process_table::ProcessTable;
 use super::rates::Rates;
 use super::raw_stacks::{RawSample, RawStacks};
 use super::resync::Resync;
-use super::target::Target;
 use crate::bpf::ring::Ring;
 
 /// Maximum number of records per batch, so that timers and signals are handled in between.
@@ -114,13 +113,15 @@ impl Owners<'_> {
     /// Enters what a target has mapped. What was there before ends with the stacks before.
     fn enter_mapped(&mut self, mapped: &Mapped) {
         let pid = mapped.pid;
-        let is_replaced = |target: &Target| target.mappings.space.replaces(mapped);
-        if self.probes.copies.has(pid) && self.processes.get(pid).is_some_and(is_replaced) {
+        if self.probes.copies.has_address(pid, mapped.start..mapped.end) {
             self.probes.continue_stacks(pid, true, self.processes);
         }
-        self.probes.unwinding.correct(mapped);
+        let is_known = self.probes.unwinding.correct(mapped);
         if let Some(target) = self.processes.get_mut(pid) {
             target.mappings.map(mapped);
+            if !is_known {
+                target.mappings.note_changes();
+            }
         }
     }
 

@@ -94,7 +94,7 @@ impl Mappings {
     /// Notes what the process has just mapped.
     pub(super) fn map(&mut self, mapped: &Mapped) {
         let space = Arc::make_mut(&mut self.space);
-        let is_new = !mapped.is_corrected && space.replaces(mapped);
+        let is_new = !mapped.is_corrected && (mapped.has_replaced || space.replaces(mapped));
         space.map(mapped);
         trace!("{mapped:?}");
         if is_new {

@@ -164,7 +164,7 @@ impl Probes {
     /// Forgets the program of a process, and removes its stubs unless an exec has done so.
     pub(super) fn forget_program(&mut self, pid: Pid) {
         self.copies.forget(pid);
-        self.unwinding.forget(pid);
+        self.unwinding.end(pid);
         self.replace_program(pid);
     }
 
@@ -307,7 +307,7 @@ impl Probes {
             warn!("{error:#}");
         }
         // The kernel side does not use rows where the process has mapped something since they were read.
-        if self.unwinding.changes(target.pid).seen != target.mappings.space.changes() {
+        if self.unwinding.is_behind(target.pid) {
             target.mappings.note_changes();
         }
     }

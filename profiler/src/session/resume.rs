@@ -1,6 +1,7 @@
 //! Continues a walk that the kernel side could not complete, over a copy of the stack. Pure; the copy and the registers are
 //! the target's and may be anything.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use heapbpf_base::address::TargetAddr;
@@ -35,6 +36,13 @@ impl StackCopy {
         }
         self.bytes.extend_from_slice(&page.bytes);
         true
+    }
+
+    /// Whether the frame that it continues from, or a word of it, is an address in this range.
+    pub(crate) fn has_address(&self, range: &Range<TargetAddr>) -> bool {
+        let words = self.bytes.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word));
+        let mut addresses = std::iter::once(self.registers.ip).chain(words);
+        addresses.any(|address| range.contains(&TargetAddr(address)) || range.end.0 == address)
     }
 
     pub(crate) fn bytes(&self) -> usize {

@@ -2,6 +2,7 @@
 //! last read, with the copies over which the walks are continued.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use heapbpf_base::address::TargetAddr;
@@ -82,6 +83,11 @@ impl StackCopies {
     /// PIDs of processes with cut stacks.
     pub(super) fn pids(&self) -> Vec<Pid> {
         self.cut.keys().copied().collect()
+    }
+
+    /// Whether a cut stack of a process contains an address in this range, so that it may pass through the code there.
+    pub(super) fn has_address(&self, pid: Pid, range: Range<TargetAddr>) -> bool {
+        self.cut.get(&pid).is_some_and(|cut| cut.iter().any(|cut| cut.copy.has_address(&range)))
     }
 
     pub(super) fn has(&self, pid: Pid) -> bool {

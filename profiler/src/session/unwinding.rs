@@ -242,11 +242,14 @@ impl Unwinding {
         self.store.as_ref().map_or_else(Changes::default, |store| store.changes(pid))
     }
 
-    /// Follows a correction that the kernel side has made.
-    pub(super) fn correct(&mut self, mapped: &Mapped) {
-        if let Some(store) = &mut self.store {
-            store.correct(mapped.pid, mapped);
-        }
+    /// Follows a correction that the kernel side has made. Returns false if the process is to be registered again.
+    pub(super) fn correct(&mut self, mapped: &Mapped) -> bool {
+        self.store.as_mut().is_none_or(|store| store.correct(mapped.pid, mapped))
+    }
+
+    /// Whether the kernel side does not use all that is registered of a process, because it has seen changes since.
+    pub(super) fn is_behind(&self, pid: Pid) -> bool {
+        self.store.as_ref().is_some_and(|store| store.is_behind(pid))
     }
 
     /// The unwind rule of an address of a process, by the tables that are registered now, and by those of the second before
@@ -275,6 +278,15 @@ impl Unwinding {
     fn permit_copies(&mut self, pid: Pid, copies: u32) {
         if let Some(store) = &mut self.store
             && let Err(error) = store.permit_copies(pid, copies)
+        {
+            debug!("process {pid}: {error}");
+        }
+    }
+
+    /// As [`forget`](Self::forget), of a process that is no target any more.
+    pub(super) fn end(&mut self, pid: Pid) {
+        if let Some(store) = &mut self.store
+            && let Err(error) = store.forget_process(pid, clock::now().monotonic)
         {
             debug!("process {pid}: {error}");
         }

@@ -231,7 +231,10 @@ impl State {
             self.fail(module, failed.to_string(), next);
             self.shallow.insert(id);
         }
-        answers.extend(offsets[done..].iter().map(|&offset| (offset, Arc::default())));
+        // An earlier question may have named some.
+        for &offset in &offsets[done..] {
+            answers.entry(offset).or_default();
+        }
         missing
     }
 

@@ -33,6 +33,10 @@ pub(crate) trait UnwindMaps {
     fn set_code_file(&mut self, file: FileKey, table: Option<CodeFile>) -> io::Result<()>;
     /// Number of changes of a process's mappings that the kernel side has seen.
     fn changes(&self, pid: Pid) -> Changes;
+    /// Forgets what the kernel side has seen of a process that is no target any more.
+    fn forget_changes(&mut self, pid: Pid);
+    /// Whether a registration lacks changes that the kernel side has seen.
+    fn is_behind(&self, pid: Pid, registered: &ProcessMappings) -> bool;
     fn read_cell(&self, index: u32) -> Option<RowCell>;
     fn read_page(&self, index: u32) -> Option<PageRows>;
     /// Succeeds if the process is missing: the kernel side removes processes too.
@@ -178,7 +182,7 @@ impl<M: UnwindMaps> TableStore<M> {
             self.acquire_all(former, &mut modules, &mut build)?;
             let (mappings, rows) = self.write_process(pid, code, changes)?;
             // Afterwards: the kernel side uses them to correct what has just been written.
-            self.write_files(code.iter().chain(former))?;
+            self.write_files(former.iter().chain(code))?;
             Ok((mappings, rows, omitted))
         });
         let (mappings, rows, omitted) = match written {
@@ -235,34 +239,40 @@ impl<M: UnwindMaps> TableStore<M> {
 
     /// Writes the tables of files that are not known yet.
     fn write_files<'a>(&mut self, code: impl Iterator<Item = &'a MappedCode>) -> io::Result<()> {
+        // `None` for a file whose table is at several distances from its first byte.
+        let mut found: HashMap<FileKey, (ModuleId, Option<CodeFile>)> = HashMap::new();
         for mapped in code {
             let (Some((module, _)), Some((file, base))) = (mapped.module, mapped.file) else { continue };
             let row = self.mapping(mapped);
-            if !row.table.is_table() {
-                continue;
+            if row.table.is_table() {
+                let new = CodeFile::of(&row, base);
+                let same = found.get(&file).filter(|(of, _)| *of == module);
+                let whole = same.map_or(Some(new), |(_, known)| known.and_then(|known| known.with(&new)));
+                found.insert(file, (module, whole));
             }
-            let entry = (module, CodeFile::of(&row, base));
-            match self.files.get(&file) {
-                Some(known) if *known == entry => {}
-                // Code of one file at two distances from its table: there is no table for it wherever it is mapped.
-                Some(known) if known.0 == module => {
-                    self.maps.set_code_file(file, None)?;
+        }
+        for (file, (module, table)) in found {
+            let known = self.files.get(&file).copied();
+            match table {
+                Some(table) if known == Some((module, table)) => {}
+                // The kernel's map may be full: then the agent registers what is mapped again.
+                Some(table) if self.maps.set_code_file(file, Some(table)).is_ok() => {
+                    self.files.insert(file, (module, table));
                 }
                 _ => {
-                    // The kernel's map may be full: then the agent registers what is mapped again.
-                    if self.maps.set_code_file(file, Some(entry.1)).is_ok() {
-                        self.files.insert(file, entry);
-                    }
+                    self.maps.set_code_file(file, None)?;
+                    self.files.remove(&file);
                 }
             }
         }
         Ok(())
     }
 
-    /// Follows a correction that the kernel side has made to the rows of a process.
-    pub(crate) fn correct(&mut self, pid: Pid, mapped: &Mapped) {
+    /// Follows a correction that the kernel side has made to the rows of a process. Returns false if the table that it has used is not
+    /// known any more.
+    pub(crate) fn correct(&mut self, pid: Pid, mapped: &Mapped) -> bool {
         let base = mapped.start.0.wrapping_sub(mapped.offset.0);
-        let Some(process) = self.processes.get_mut(&pid) else { return };
+        let Some(process) = self.processes.get_mut(&pid) else { return true };
         let known = self.files.get(&mapped.file).filter(|_| mapped.is_corrected);
         let identity = if mapped.file.inode == 0 { GENERATED } else { mapped.file.identity(base) };
         let (start, end) = (mapped.start.0, mapped.end.0);
@@ -278,7 +288,7 @@ impl<M: UnwindMaps> TableStore<M> {
         let count = process.rows.len();
         process.rows.retain(|row| row.end <= start || end <= row.start);
         if process.rows.len() == count {
-            return;
+            return true;
         }
         let at = process.rows.partition_point(|old| old.start < row.start);
         process.rows.insert(at, row);
@@ -289,6 +299,19 @@ impl<M: UnwindMaps> TableStore<M> {
             placement.users += 1;
             process.modules.push(*module);
         }
+        known.is_some() || !mapped.is_corrected
+    }
+
+    /// As [`remove_process`](Self::remove_process), of a process that is no target any more.
+    pub(crate) fn forget_process(&mut self, pid: Pid, now: MonotonicNanos) -> io::Result<()> {
+        self.maps.forget_changes(pid);
+        self.remove_process(pid, now)
+    }
+
+    /// Whether the kernel side does not use all rows of a process, because it has seen changes that these may lack.
+    pub(crate) fn is_behind(&self, pid: Pid) -> bool {
+        let registered = self.processes.get(&pid).map(|process| &process.mappings);
+        registered.is_some_and(|registered| self.maps.is_behind(pid, registered))
     }
 
     /// Appends modules whose users it increments to `modules`, also on an error. Returns those whose tables do not fit.

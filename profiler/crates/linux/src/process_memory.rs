@@ -18,12 +18,6 @@ pub const RANGES_MAX: usize = 1024;
 
 /// Copies ranges (address, length) one after the other, and returns the number of bytes. Stops at the first unreadable
 /// byte. Errors: `EFAULT` if that is the first one, `ESRCH`, `EPERM`, `EINVAL` with more than [`RANGES_MAX`] ranges.
-/// Waits until a change of a process's mappings that has begun is complete. Since Linux 6.17, `maps` shows the mappings of before in the
-/// meantime; reading memory waits, also where there is none.
-pub fn wait_for_mappings(pid: Pid) {
-    let _ = read(pid, &[(1 << 16, 1)], &mut [0]);
-}
-
 pub fn read(pid: Pid, ranges: &[(u64, usize)], buffer: &mut [u8]) -> io::Result<usize> {
     match read_by(pid, ranges, buffer) {
         // A first thread that has exited before others has no memory any more.
@@ -33,6 +27,13 @@ pub fn read(pid: Pid, ranges: &[(u64, usize)], buffer: &mut [u8]) -> io::Result<
         },
         read => read,
     }
+}
+
+/// Waits until a change of a process's mappings that has begun is complete. Since Linux 6.17, `maps` shows the mappings of before in the
+/// meantime; reading memory takes their lock (`process_vm_rw_single_vec` in mm/process_vm_access.c), also where none can be.
+pub fn wait_for_mappings(pid: Pid) {
+    const NOWHERE: u64 = 1 << 63;
+    let _ = read(pid, &[(NOWHERE, 1)], &mut [0]);
 }
 
 fn read_by(pid: Pid, ranges: &[(u64, usize)], buffer: &mut [u8]) -> io::Result<usize> {

@@ -10,18 +10,28 @@ use rustc_hash::FxHashMap;
 
 /// First address that stands for replaced code, above those of any process (`TASK_SIZE_MAX` in
 /// arch/x86/include/asm/page_64_types.h, with five levels of page tables) and below those of interpreted code.
-const FIRST: u64 = 1 << 57;
+pub(super) const FIRST: u64 = 1 << 57;
 /// End of these addresses.
 const END: u64 = 1 << 62;
 /// Maximum number of pieces of code. Further ones have addresses, but no names: a process that generates code where libraries were.
-const PIECES_MAX: usize = 1 << 14;
+const PIECES_MAX: usize = 1 << 12;
 
 /// What is mapped: a file, or memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Code {
     pub(super) file: FileKey,
-    /// Address that the file's first byte has or would have, wrapping; that of the mapping for memory.
+    /// Address that the file's first byte has or would have where its first segment is mapped, wrapping; that of the mapping for memory.
     pub(super) base: u64,
+}
+
+/// A file that has been read. Segments need not have the distances in memory that they have in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Named {
+    pub(super) module: ModuleId,
+    /// Distance of the code's offsets in the file from those by [`Code::base`], wrapping.
+    pub(super) delta: u64,
+    /// Size of the mapping that shows it.
+    pub(super) bytes: u64,
 }
 
 impl Code {
@@ -40,15 +50,20 @@ pub(super) struct Piece {
     pub(super) end: u64,
     /// Distance of the addresses that stand for the piece from its own; 0 for what was there first.
     pub(super) shift: u64,
-    /// The file's module, once it has been read; for memory the one whose code was moved there.
-    pub(super) module: Option<ModuleId>,
-    /// Offset in the module's file of the first byte.
-    pub(super) offset: u64,
+    /// The file, once it has been read; for memory the one whose code was moved there.
+    pub(super) named: Option<Named>,
+    /// Whether it is known to be memory with generated code.
+    pub(super) is_generated: bool,
 }
 
 impl Piece {
-    fn new(code: Code, (start, end): (u64, u64), shift: u64, module: Option<ModuleId>) -> Self {
-        Self { code, start, end, shift, module, offset: start.wrapping_sub(code.base) }
+    fn new(code: Code, (start, end): (u64, u64), shift: u64, named: Option<Named>) -> Self {
+        Self { code, start, end, shift, named, is_generated: false }
+    }
+
+    /// Offset in its file of one of its own addresses.
+    pub(super) fn offset(&self, own: u64, named: Named) -> FileOffset {
+        FileOffset(own.wrapping_sub(self.code.base).wrapping_add(named.delta))
     }
 
     pub(super) fn placed(&self) -> (TargetAddr, TargetAddr) {
@@ -57,9 +72,9 @@ impl Piece {
 
     fn find(&self, address: TargetAddr) -> Found {
         let own = address.0 - self.shift;
-        match self.module {
-            Some(module) => Found::Module(module, FileOffset(self.offset.saturating_add(own - self.start))),
-            None if self.code.is_generated() => Found::Generated(FileOffset(own)),
+        match self.named {
+            Some(named) => Found::Module(named.module, self.offset(own, named)),
+            None if self.is_generated => Found::Generated(FileOffset(own)),
             None => Found::Unread,
         }
     }
@@ -84,7 +99,7 @@ pub(super) enum Found {
     Module(ModuleId, FileOffset),
     /// With the address of the code itself.
     Generated(FileOffset),
-    /// The file was never read.
+    /// What it is was not read.
     Unread,
 }
 
@@ -106,12 +121,12 @@ impl Places {
     /// Whether this is mapped now, at one of these addresses.
     pub(super) fn is_mapped(&self, code: &Code, (start, end): (u64, u64)) -> bool {
         let mut mapped = self.mapped.iter().filter(|(from, (_, to))| **from < end && start < *to);
-        mapped.any(|(_, (placed, _))| self.pieces.get(placed).is_some_and(|piece| piece.code == *code))
+        mapped.any(|(_, (placed, _))| self.piece_at(*placed).is_some_and(|piece| piece.code == *code))
     }
 
     pub(super) fn mapped_at(&self, address: TargetAddr) -> Option<Code> {
         let (_, (placed, end)) = self.mapped.range(..=address.0).next_back()?;
-        self.pieces.get(placed).filter(|_| address.0 < *end).map(|piece| piece.code)
+        self.piece_at(*placed).filter(|_| address.0 < *end).map(|piece| piece.code)
     }
 
     /// Whether memory is mapped at this address, or a file that the kernel side does not know.
@@ -122,44 +137,42 @@ impl Places {
     /// Whether something else is mapped now at some of these addresses.
     pub(super) fn is_other_mapped(&self, code: &Code, (start, end): (u64, u64)) -> bool {
         let mut mapped = self.mapped.iter().filter(|(from, (_, to))| **from < end && start < *to);
-        mapped.any(|(_, (placed, _))| self.pieces.get(placed).is_none_or(|piece| piece.code != *code))
+        mapped.any(|(_, (placed, _))| self.piece_at(*placed).is_none_or(|piece| piece.code != *code))
     }
 
     /// A file that nobody has read yet, with this base, of which these addresses are a part.
     pub(super) fn unread(&self, base: u64, (start, end): (u64, u64)) -> Option<Code> {
         let is_it = |it: &&Piece| {
-            it.module.is_none() && !it.code.is_generated() && it.code.base == base && it.start <= start && end <= it.end
+            it.named.is_none() && !it.code.is_generated() && it.code.base == base && it.start <= start && end <= it.end
         };
-        let mut mapped = self.mapped.values().filter_map(|(placed, _)| self.pieces.get(placed));
+        let mut mapped = self.mapped.values().filter_map(|(placed, _)| self.piece_at(*placed));
         mapped.find(is_it).map(|piece| piece.code)
     }
 
     /// Adds code that was there before anything replaced it. No effect if something is known to have been there.
-    pub(super) fn add_first(&mut self, code: Code, (start, end): (u64, u64), module: Option<ModuleId>) {
+    pub(super) fn add_first(&mut self, code: Code, (start, end): (u64, u64), named: Option<Named>) {
         let is_taken = self.pieces.range(..end).next_back().is_some_and(|(_, it)| it.end > start);
         if !is_taken && self.pieces.len() < PIECES_MAX && start < end && end <= FIRST {
-            self.pieces.insert(start, Piece::new(code, (start, end), 0, module));
+            self.pieces.insert(start, Piece::new(code, (start, end), 0, named));
             self.known.insert(code, start);
         }
     }
 
     /// Notes that this code is mapped from now on, and nothing else that was in the range. `is_replacing` if other code was there.
-    pub(super) fn map(&mut self, code: Code, (start, end): (u64, u64), module: Option<ModuleId>, is_replacing: bool) {
+    pub(super) fn map(&mut self, code: Code, (start, end): (u64, u64), named: Option<Named>, is_replacing: bool) {
         if start >= end || end > FIRST {
             return;
         }
-        let overlaps = |(&from, &(_, to)): (&u64, &(u64, u64))| (to > start).then_some(from);
-        let gone: Vec<u64> = self.mapped.range(..end).rev().map_while(overlaps).collect();
-        for from in gone {
-            self.mapped.remove(&from);
-        }
+        self.unmap((start, end));
         if let Some(piece) = self.known.get(&code).and_then(|placed| self.pieces.get_mut(placed)) {
-            piece.module = piece.module.or(module);
-            self.mapped.insert(piece.start, (piece.placed().0.0, piece.end));
+            piece.named = piece.named.or(named);
+            let (own, placed) = ((piece.start, piece.end), piece.placed().0.0);
+            self.unmap(own);
+            self.mapped.insert(own.0, (placed, own.1));
             return;
         }
         if !is_replacing {
-            self.add_first(code, (start, end), module);
+            self.add_first(code, (start, end), named);
             if self.known.contains_key(&code) {
                 self.mapped.insert(start, (start, end));
             }
@@ -172,10 +185,25 @@ impl Places {
         }
         self.given += bytes;
         if self.pieces.len() < PIECES_MAX {
-            self.pieces.insert(placed, Piece::new(code, (start, end), placed - start, module));
+            self.pieces.insert(placed, Piece::new(code, (start, end), placed - start, named));
             self.known.insert(code, placed);
         }
         self.mapped.insert(start, (placed, end));
+    }
+
+    /// Notes that nothing of what is known is mapped in a range; the rest of what it overlaps stays.
+    fn unmap(&mut self, (start, end): (u64, u64)) {
+        let overlaps = |(&from, &(placed, to)): (&u64, &(u64, u64))| (to > start).then_some((from, placed, to));
+        let overlapped: Vec<(u64, u64, u64)> = self.mapped.range(..end).rev().map_while(overlaps).collect();
+        for (from, placed, to) in overlapped {
+            self.mapped.remove(&from);
+            if from < start {
+                self.mapped.insert(from, (placed, start));
+            }
+            if end < to {
+                self.mapped.insert(end, (placed + (end - from), to));
+            }
+        }
     }
 
     /// The address that stands for what is mapped at this address now.
@@ -187,24 +215,36 @@ impl Places {
     }
 
     /// Gives the pieces of a file their module.
-    pub(super) fn name(&mut self, code: &Code, module: ModuleId) {
+    pub(super) fn name(&mut self, code: &Code, named: Named) {
         if let Some(piece) = self.known.get(code).and_then(|placed| self.pieces.get_mut(placed)) {
-            piece.module = Some(module);
+            // Of several segments with code, the largest one counts: others have stubs that call it.
+            let is_larger = piece.named.is_none_or(|known| known.module != named.module || known.bytes <= named.bytes);
+            piece.named = if is_larger { Some(named) } else { piece.named };
         }
+    }
+
+    /// Notes that what is mapped in a range is memory, if no file was reported there.
+    pub(super) fn confirm_generated(&mut self, (start, end): (u64, u64)) {
+        let overlaps = |it: &&mut Piece| it.code.is_generated() && it.start < end && start < it.end;
+        self.pieces.values_mut().filter(overlaps).for_each(|piece| piece.is_generated = true);
     }
 
     /// Gives the memory at this address, which is in no file, the module whose code was moved there.
     pub(super) fn name_moved(&mut self, start: u64, module: ModuleId, offset: FileOffset) {
         for piece in self.pieces.values_mut().filter(|it| it.code.is_generated() && it.start == start) {
-            piece.module = Some(module);
-            piece.offset = offset.0;
+            piece.named = Some(Named { module, delta: offset.0, bytes: piece.end - piece.start });
         }
     }
 
     pub(super) fn find(&self, address: TargetAddr) -> Option<Found> {
-        let (_, piece) = self.pieces.range(..=address.0).next_back()?;
+        self.piece_at(address.0).map(|piece| piece.find(address))
+    }
+
+    /// The piece that an address stands for.
+    fn piece_at(&self, placed: u64) -> Option<&Piece> {
+        let (_, piece) = self.pieces.range(..=placed).next_back()?;
         let (start, end) = piece.placed();
-        (start..end).contains(&address).then(|| piece.find(address))
+        (start.0..end.0).contains(&placed).then_some(piece)
     }
 }
 
@@ -216,6 +256,10 @@ mod tests {
         Code { file: FileKey::new(8, 1, inode), base }
     }
 
+    fn named(id: u32) -> Option<Named> {
+        Some(Named { module: ModuleId(id), delta: 0, bytes: 1 })
+    }
+
     fn module(id: u32, offset: u64) -> Option<Found> {
         Some(Found::Module(ModuleId(id), FileOffset(offset)))
     }
@@ -225,15 +269,15 @@ mod tests {
         let mut places = Places::default();
         let at = |places: &Places, address: u64| places.place(TargetAddr(address));
         let (first, second, third) = (code(1, 0x6000), code(2, 0x5000), code(3, 0x5000));
-        places.map(first, (0x7000, 0x9000), Some(ModuleId(1)), false);
+        places.map(first, (0x7000, 0x9000), named(1), false);
         assert_eq!(at(&places, 0x7800), TargetAddr(0x7800));
         assert!(places.has_other(&second, (0x6000, 0x7001)) && !places.has_other(&second, (0x6000, 0x7000)));
-        places.map(second, (0x6000, 0x8000), Some(ModuleId(2)), true);
+        places.map(second, (0x6000, 0x8000), named(2), true);
         let placed = at(&places, 0x7800);
         assert!(placed.0 >= FIRST);
         assert_eq!(places.find(placed), module(2, 0x2800));
         assert_eq!(places.find(TargetAddr(0x7800)), module(1, 0x1800), "what was there first keeps its addresses");
-        assert_eq!(at(&places, 0x8800), TargetAddr(0x8800), "nothing is known to be mapped there");
+        assert_eq!(at(&places, 0x8800), TargetAddr(0x8800), "nothing else is known to be mapped there");
         // The first one again, and the second one.
         places.map(first, (0x7000, 0x9000), None, true);
         assert_eq!(at(&places, 0x7800), TargetAddr(0x7800));
@@ -245,17 +289,19 @@ mod tests {
         assert!(other != placed && places.find(other) == Some(Found::Unread));
         assert_eq!(places.unread(0x5000, (0x7000, 0x8000)), Some(third));
         assert_eq!(places.unread(0x5000, (0x7000, 0x8001)), None);
-        places.name(&third, ModuleId(3));
-        assert_eq!(places.find(other), module(3, 0x2800));
+        places.name(&third, Named { module: ModuleId(3), delta: 0x1000, bytes: 1 });
+        assert_eq!(places.find(other), module(3, 0x3800));
         assert!(places.is_mapped(&third, (0x7000, 0x7001)) && !places.is_mapped(&second, (0x7000, 0x7001)));
     }
 
     #[test]
     fn generated_code_and_moved_code_are_distinguished() {
         let mut places = Places::default();
-        places.add_first(code(1, 0x6000), (0x7000, 0x9000), Some(ModuleId(1)));
+        places.add_first(code(1, 0x6000), (0x7000, 0x9000), named(1));
         places.map(Code { file: FileKey::new(0, 0, 0), base: 0x7000 }, (0x7000, 0x9000), None, true);
         let placed = places.place(TargetAddr(0x7010));
+        assert_eq!(places.find(placed), Some(Found::Unread));
+        places.confirm_generated((0x7000, 0x7001));
         assert_eq!(places.find(placed), Some(Found::Generated(FileOffset(0x7010))));
         places.name_moved(0x7000, ModuleId(1), FileOffset(0x1000));
         assert_eq!(places.find(placed), module(1, 0x1010));
@@ -266,7 +312,7 @@ mod tests {
         let mut places = Places::default();
         let count = PIECES_MAX as u64 + 10;
         for inode in 1..=count {
-            places.map(code(inode, 0x7000), (0x7000, 0x8000), Some(ModuleId(1)), inode > 1);
+            places.map(code(inode, 0x7000), (0x7000, 0x8000), named(1), inode > 1);
         }
         assert_eq!(places.pieces.len(), PIECES_MAX);
         assert_eq!(places.find(places.place(TargetAddr(0x7010))), None);

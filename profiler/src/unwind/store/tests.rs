@@ -90,6 +90,10 @@ impl UnwindMaps for Maps {
         }
         Ok(())
     }
+    fn forget_changes(&mut self, _: Pid) {}
+    fn is_behind(&self, _: Pid, _: &ProcessMappings) -> bool {
+        false
+    }
     fn changes(&self, _: Pid) -> Changes {
         Changes::default()
     }
@@ -443,7 +447,7 @@ fn of_file(module: u32, start: u64) -> MappedCode {
 fn change(module: u32, start: u64, is_corrected: bool) -> Mapped {
     let file = FileKey::new(8, 1, u64::from(module) + 1);
     let (start, end) = (TargetAddr(start), TargetAddr(start + 0x1_0000));
-    Mapped { pid: Pid(1), start, end, offset: FileOffset(0), file, number: 1, is_corrected }
+    Mapped { pid: Pid(1), start, end, offset: FileOffset(0), file, number: 1, is_corrected, has_replaced: true }
 }
 
 #[test]
@@ -472,10 +476,11 @@ fn corrections_of_the_kernel_side_are_followed() {
     store.set_process(Pid(1), (&code.0, &code.1), 0, MonotonicNanos(0), tables).expect("fits");
     let at = |store: &TableStore<Maps>, address| store.rule_at(Pid(1), address, None);
     assert_eq!(at(&store, 0x10_1000), Ok(rule(16)));
-    store.correct(Pid(1), &change(1, 0x10_0000, true));
+    assert!(store.correct(Pid(1), &change(1, 0x10_0000, true)));
     assert_eq!(at(&store, 0x10_1000), Ok(rule(48)));
-    store.correct(Pid(1), &change(7, 0x10_8000, false));
+    assert!(store.correct(Pid(1), &change(7, 0x10_8000, false)));
     assert_eq!(at(&store, 0x10_9000), Err(NoRule::Unmapped), "nobody knows what is there");
     assert_eq!(at(&store, 0x20_1000), Ok(rule(16)), "the others stay");
-    store.correct(Pid(2), &change(1, 0x10_0000, true));
+    assert!(store.correct(Pid(2), &change(1, 0x10_0000, true)));
+    assert!(!store.correct(Pid(1), &change(7, 0x20_0000, true)), "its table is not known");
 }

@@ -99,7 +99,8 @@ fn mapped(bytes: &[u8]) -> Result<Mapped, DecodeError> {
         offset: FileOffset(field!(bytes, MappedRecord, offset, u64)),
         file: FileKey { inode: field!(bytes, MappedRecord, file.inode, u64), device, reserved: 0 },
         number: field!(bytes, MappedRecord, number, u32),
-        is_corrected: field!(bytes, MappedRecord, is_corrected, u32) != 0,
+        is_corrected: field!(bytes, MappedRecord, is_corrected, u16) != 0,
+        has_replaced: field!(bytes, MappedRecord, has_replaced, u16) != 0,
     })
 }
 

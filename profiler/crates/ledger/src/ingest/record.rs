@@ -21,7 +21,7 @@ pub enum Record {
     Fork(Fork),
     Exec(Exec),
     Code(RawCode),
-    /// A target has mapped something where it had code; stacks through it may follow.
+    /// A target has mapped a library, or something where it had code; stacks through it may follow.
     Mapped(Mapped),
     /// The memory that a stack was unwound from. Sent on request only, and possibly before the frames.
     RawStack(Pid, StackId, RawStack),
@@ -54,7 +54,7 @@ pub struct Exec {
     pub time: MonotonicNanos,
 }
 
-/// A mapping that a process makes where it has had code.
+/// A mapping that a process makes: of a library, or where it has had code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapped {
     pub pid: Pid,
@@ -69,6 +69,8 @@ pub struct Mapped {
     pub number: u32,
     /// Whether the kernel side unwinds stacks through it.
     pub is_corrected: bool,
+    /// Whether there was registered code of another file.
+    pub has_replaced: bool,
 }
 
 /// A copy of a stack, with the registers at the entry of the hooked function.
