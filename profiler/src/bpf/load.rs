@@ -204,6 +204,10 @@ impl Kernel {
         } else {
             None
         };
+        // The programs that use these keep them, so they need no descriptors.
+        for name in LOADED_WITH {
+            drop(ebpf.take_map(name));
+        }
         let watches_mappings =
             config.unwind_by_tables && task.mappings.is_some() && !Optional::Mappings.is_suppressed();
         Ok(Self { ebpf, programs, stub, watches_mappings, task_layout, features, filter: OnceLock::new() })
@@ -352,6 +356,9 @@ fn override_mappings<'a>(loader: &mut EbpfLoader<'a>, mapping: &'a MappingLayout
         .override_global("INODE_SUPER_OFFSET", &mapping.file_system, true)
         .override_global("SUPER_DEVICE_OFFSET", &mapping.device, true);
 }
+
+/// Maps that no program uses which is loaded later.
+const LOADED_WITH: [&str; 3] = ["HOOK_TAIL_CALLS", "FREE_TAIL_CALLS", "CODE_RATES"];
 
 const ENTRY: &str = "hook_entry";
 const RETURN: &str = "hook_return";

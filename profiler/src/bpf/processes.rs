@@ -92,7 +92,6 @@ impl Kernel {
     pub fn attach_tracepoints(&mut self) -> Result<(), TracepointError> {
         let failed = |events| move |reason| TracepointError { events, reason };
         let layout = self.task_layout.clone();
-        self.watch_mappings();
         self.attach_copies(EXIT).map_err(failed(ProcessEvents::Exits))?;
         // A copy recognises an exec that another has handled by the process's `mm`.
         let (programs, tracepoint) = EXEC;
@@ -100,7 +99,10 @@ impl Kernel {
         self.attach_copies(execs).map_err(failed(ProcessEvents::Execs))?;
         // Without the layout the fork program would read at wrong offsets.
         let forks = layout.map_err(TracepointReason::from).and_then(|_| self.attach_copies(FORK));
-        forks.map_err(failed(ProcessEvents::Forks))
+        forks.map_err(failed(ProcessEvents::Forks))?;
+        // Last: where descriptors are few, the others matter more.
+        self.watch_mappings();
+        Ok(())
     }
 
     /// Has the kernel side see what targets map where they had code. If it cannot, code at a used address is noticed when the
