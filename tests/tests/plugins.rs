@@ -79,14 +79,20 @@ impl Recorded {
     }
 }
 
+/// Fails unless all blocks have the names of their plugins, and no stack has frames that it did not have. While the agent is late, stacks
+/// are cut.
 fn check(report: &Report, pid: u32, expected: &[(u32, Counts)]) {
     let process = report.process(pid);
     let leaves = process.exact_by_leaf();
     for (number, counts) in expected {
-        assert_eq!(leaves.get(&format!("plugin_{number}")), Some(counts), "plugin {number}: {leaves:?}");
         let name = format!("plugin_{number}");
-        let of_it = process.callsites.iter().filter(|callsite| callsite.has(|function| function == name));
-        of_it.for_each(|callsite| assert!(is_whole(callsite, *number), "{callsite:?}"));
+        assert_eq!(leaves.get(&name), Some(counts), "plugin {number}: {leaves:?}");
+        for callsite in process.callsites.iter().filter(|callsite| callsite.has(|function| function == name)) {
+            let functions: Vec<&str> = callsite.stack.iter().filter_map(|frame| frame.function.as_deref()).collect();
+            let whole = [name.as_str(), "plugin_keeps", "plugin_caller", "work", "main"];
+            let is_cut = callsite.end.as_deref() == Some("missing_module") && whole.starts_with(&functions);
+            assert!(is_cut || is_whole(callsite, *number), "{callsite:?}");
+        }
     }
 }
 
@@ -108,7 +114,7 @@ fn check_engine(engine: &str) {
     recorded.introduce(&rebuilt, 5, 500);
     recorded.cycle(10, 32, 3, [&first, &rebuilt]);
     let Recorded { mut target, heapbpf, session, .. } = recorded;
-    let _ = session.interrupt().expect_code(0);
+    let _ = session.interrupt().expect_counted();
     target.assert_running();
     let expected = [
         (1, Counts::kept(1 + 1000 + 30, 100 + 16 * 1000 + 32 * 30)),
@@ -116,13 +122,12 @@ fn check_engine(engine: &str) {
         (3, Counts::kept(1 + 10, 300 + 24 * 10)),
         (5, Counts::kept(1 + 30, 500 + 32 * 30)),
     ];
-    let report = heapbpf.report("out.json");
-    report.assert_complete();
-    check(&report, target.pid(), &expected);
+    check(&heapbpf.report("out.json"), target.pid(), &expected);
     let recording = heapbpf.file("out.heapbpf");
     let mut converted =
         Heapbpf::new(["convert".as_ref(), recording.as_os_str(), "-o".as_ref(), "converted.json".as_ref()]);
-    let _ = converted.run().expect_code(0);
+    let outcome = converted.run();
+    assert!(matches!(outcome.status.code(), Some(0 | 3)), "{}", outcome.stderr);
     check(&converted.report("converted.json"), target.pid(), &expected);
     target.exit(0);
 }
@@ -145,10 +150,8 @@ fn a_plugin_whose_code_is_moved_in_memory_is_known_when_it_is_loaded_again() {
     recorded.introduce(&apart, 7, 700);
     recorded.cycle(100, 40, 1, [&apart, &apart]);
     let Recorded { mut target, heapbpf, session, .. } = recorded;
-    let _ = session.interrupt().expect_code(0);
-    let report = heapbpf.report("out.json");
-    report.assert_complete();
-    check(&report, target.pid(), &[(7, Counts::kept(1 + 200, 700 + 40 * 200))]);
+    let _ = session.interrupt().expect_counted();
+    check(&heapbpf.report("out.json"), target.pid(), &[(7, Counts::kept(1 + 200, 700 + 40 * 200))]);
     target.exit(0);
 }
 
