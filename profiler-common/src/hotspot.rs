@@ -241,6 +241,12 @@ impl JavaFrames {
     /// 2 words below.
     #[inline(always)]
     pub fn frozen_first(&self, sp: u64, memory: &impl ReadMemory) -> Option<Registers> {
+        self.saved_below(sp, memory)
+    }
+
+    /// Registers of a caller whose stack pointer this is: its return address and frame pointer are saved below.
+    #[inline(always)]
+    fn saved_below(&self, sp: u64, memory: &impl ReadMemory) -> Option<Registers> {
         Some(Registers {
             ip: memory.read_u64(sp.wrapping_sub(8))? & self.code_address,
             sp,
@@ -261,14 +267,7 @@ impl JavaFrames {
         if registers.sp & self.sp_inexact != 0 {
             return None;
         }
-        let sp = registers.sp.wrapping_add(frame_words as u64 * 8);
-        Some(Registers {
-            ip: memory.read_u64(sp.wrapping_sub(8))? & self.code_address,
-            sp,
-            bp: memory.read_u64(sp.wrapping_sub(16))?,
-            link: 0,
-            is_return_address: true,
-        })
+        self.saved_below(registers.sp.wrapping_add(frame_words as u64 * 8), memory)
     }
 
     /// The caller of a frame that begins with the caller's frame pointer and the return address, at the frame pointer: one of the

@@ -5,7 +5,7 @@
 //! process never overlap. A dynamic linker maps a library once like this, from its first byte to its last one, and its segments over
 //! that. Mappings at addresses that the process chooses are not seen; nor is code that the process itself moves.
 //!
-//! Most mappings are memory, or data of files, where the agent has registered no code: nothing changes. Libraries are told from data by the
+//! Most mappings are memory, or data of files, where the agent has registered no code: nothing changes. Libraries are recognised by the
 //! flag with which glibc maps them, by their permissions, or because the agent knows them.
 //!
 //! The tracepoint is preemptible on Linux 7.x, and the kernel does not run a program while another task's run of it is preempted on

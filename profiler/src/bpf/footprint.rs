@@ -24,6 +24,8 @@ const ELEMENT_BYTES: u64 = 48;
 const WORD_BYTES: u64 = 8;
 /// Size of the kernel side's `Inflight`.
 const INFLIGHT_BYTES: u64 = 40 + size_of::<LiveBlock>() as u64;
+/// Bytes of a value of the map of processes, of whole words.
+const PROCESS_BYTES: u64 = size_of::<ProcessMappings>().next_multiple_of(8) as u64;
 /// Size of a scratch area without the stack window and the frames. 1 KiB of it is the window of an interpreter's frames, 512 B
 /// the header of a code blob of HotSpot.
 const SCRATCH_REST_BYTES: u64 = 2728;
@@ -58,8 +60,6 @@ pub(crate) struct Adjustable {
 
 /// Sizes below which maps are not reduced for a small control group.
 const RING_BYTES_LOW: u64 = 512 << 10;
-/// Bytes of a value of the map of processes, of whole words.
-const PROCESS_BYTES: u64 = size_of::<ProcessMappings>().next_multiple_of(8) as u64;
 const LIVE_BLOCKS_LOW: u64 = 1 << 15;
 const ROW_CELLS_LOW: u64 = 1 << 19;
 

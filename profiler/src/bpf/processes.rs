@@ -116,6 +116,11 @@ impl Kernel {
         }
     }
 
+    /// Whether the kernel side sees what targets map where they had code.
+    pub(crate) fn watches_mappings(&self) -> bool {
+        self.watches_mappings
+    }
+
     /// Upper bound of the mappings that all copies of the program have missed.
     pub(crate) fn mappings_missed(&self) -> u64 {
         if !self.watches_mappings {

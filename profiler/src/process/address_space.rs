@@ -10,7 +10,7 @@ use heapbpf_linux::proc::ProcError;
 use heapbpf_linux::proc::maps::{Device, Mapping, MappingName, executable_mappings, file_mappings};
 use heapbpf_linux::process_memory;
 use profiler_common::mapped::{Changes, FileKey};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use tracing::debug;
 
 use self::places::{Code, FIRST, Found, Named, Places};
@@ -309,7 +309,7 @@ impl AddressSpace {
                     let named = self.named(old);
                     self.places.add_first(old_code, old.range(), named);
                     if old.module.is_none() {
-                        self.places.confirm_generated(old.range());
+                        self.places.confirm_generated(|range| overlap(range, old.range()));
                     }
                 }
             }
@@ -388,10 +388,7 @@ impl AddressSpace {
             return;
         }
         for mapped in &self.current {
-            let Some(named) = self.named(mapped) else {
-                self.places.confirm_generated(mapped.range());
-                continue;
-            };
+            let Some(named) = self.named(mapped) else { continue };
             let Mapping { start, offset, .. } = &mapped.mapping;
             if mapped.is_moved() {
                 self.places.name_moved(start.0, named.module, *offset);
@@ -405,11 +402,17 @@ impl AddressSpace {
             }
             self.places.name(&unread.unwrap_or(code), named);
         }
+        let current = &self.current;
+        self.places.confirm_generated(|(start, end)| {
+            let behind = current.partition_point(|at| at.mapping.start.0 < end);
+            let overlapping = current[..behind].iter().rev().take_while(|at| at.mapping.end.0 > start);
+            overlapping.into_iter().any(|at| at.module.is_none())
+        });
     }
 
     /// Indices of present mappings that were not there before, and of files where unknown memory was reported.
     fn new_mappings(&self, before: &[MappedModule]) -> Vec<usize> {
-        let before: rustc_hash::FxHashSet<&Mapping> = before.iter().map(|at| &at.mapping).collect();
+        let before: FxHashSet<&Mapping> = before.iter().map(|at| &at.mapping).collect();
         let is_new = |mapped: &MappedModule| {
             let is_file = mapped.module.is_some() && !mapped.is_moved();
             is_file && self.places.is_unknown(mapped.mapping.start)
@@ -444,7 +447,10 @@ impl AddressSpace {
                 let located = |module| CodeOrigin::Module(Location { module, offset });
                 return Some(self.generated.map_or(CodeOrigin::Generated, located));
             }
-            Some(Found::Unread) | None => {}
+            // If it is still there, it is what has been read since.
+            Some(Found::Unread) if !self.places.is_at(address) => return None,
+            Some(Found::Unread) => return self.current_at(address).map(|at| at.origin(address, self.generated)),
+            None => {}
         }
         let now = self.current_at(address);
         let at = now.or_else(|| self.retired.iter().rev().find(|old| old.contains(address)));
@@ -503,7 +509,7 @@ impl AddressSpace {
 
     /// Mapped modules without duplicates, in the order of their first mapping.
     pub fn modules(&self) -> Vec<ModuleId> {
-        let mut seen = rustc_hash::FxHashSet::default();
+        let mut seen = FxHashSet::default();
         self.current.iter().filter_map(|at| at.module).filter(|&module| seen.insert(module)).collect()
     }
 
@@ -513,13 +519,13 @@ impl AddressSpace {
     }
 
     fn retire(&mut self, known: Vec<MappedModule>) {
-        let current: rustc_hash::FxHashSet<&Mapping> = self.current.iter().map(|at| &at.mapping).collect();
+        let current: FxHashSet<&Mapping> = self.current.iter().map(|at| &at.mapping).collect();
         let gone: Vec<MappedModule> = known.into_iter().filter(|old| !current.contains(&old.mapping)).collect();
         if gone.is_empty() {
             return;
         }
         // Ranges that are unmapped again count as new, so that repeated dlopen of a library does not grow the list.
-        let again: rustc_hash::FxHashSet<&Mapping> = gone.iter().map(|old| &old.mapping).collect();
+        let again: FxHashSet<&Mapping> = gone.iter().map(|old| &old.mapping).collect();
         self.retired.retain(|old| !again.contains(&old.mapping));
         self.retired.extend(gone);
         let excess = self.retired.len().saturating_sub(RETIRED_MAX);

@@ -129,7 +129,7 @@ impl Probes {
         let hooks_before = target.hooks.attached_count();
         self.unwinding.expect(target.pid);
         self.attach(target, rates)?;
-        if !was_recorded {
+        if !was_recorded && self.kernel.watches_mappings() {
             // From here on, the kernel side has seen what was mapped after that was read.
             self.read_mappings(target);
         }

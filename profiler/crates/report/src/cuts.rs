@@ -148,7 +148,7 @@ fn of_generated(comm: &str) -> &'static str {
     }
 }
 
-/// For code in a file, by its compiler: who has not compiled it is told who has.
+/// Returns what helps for code in a file: an option of its compiler, or of whoever has built its package.
 fn of_module(path: &str, end: StackEnd, compiler: Option<Compiler>) -> Cow<'static, str> {
     let is_without_tables = end == StackEnd::NoRow;
     let option = match (compiler, is_without_tables) {

@@ -223,10 +223,12 @@ impl Places {
         }
     }
 
-    /// Notes that what is mapped in a range is memory, if no file was reported there.
-    pub(super) fn confirm_generated(&mut self, (start, end): (u64, u64)) {
-        let overlaps = |it: &&mut Piece| it.code.is_generated() && it.start < end && start < it.end;
-        self.pieces.values_mut().filter(overlaps).for_each(|piece| piece.is_generated = true);
+    /// Notes that pieces without a reported file are memory, where memory `is_there`: in some of the piece's own addresses.
+    pub(super) fn confirm_generated(&mut self, is_there: impl Fn((u64, u64)) -> bool) {
+        let is_open = |it: &&mut Piece| it.code.is_generated() && !it.is_generated && it.named.is_none();
+        for piece in self.pieces.values_mut().filter(is_open) {
+            piece.is_generated = is_there((piece.start, piece.end));
+        }
     }
 
     /// Gives the memory at this address, which is in no file, the module whose code was moved there.
@@ -234,6 +236,12 @@ impl Places {
         for piece in self.pieces.values_mut().filter(|it| it.code.is_generated() && it.start == start) {
             piece.named = Some(Named { module, delta: offset.0, bytes: piece.end - piece.start });
         }
+    }
+
+    /// Whether what an address stands for is mapped at that very address now.
+    pub(super) fn is_at(&self, address: TargetAddr) -> bool {
+        let mapped = self.mapped.range(..=address.0).next_back();
+        mapped.is_some_and(|(&start, &(placed, end))| start == placed && address.0 < end)
     }
 
     pub(super) fn find(&self, address: TargetAddr) -> Option<Found> {
@@ -301,7 +309,9 @@ mod tests {
         places.map(Code { file: FileKey::new(0, 0, 0), base: 0x7000 }, (0x7000, 0x9000), None, true);
         let placed = places.place(TargetAddr(0x7010));
         assert_eq!(places.find(placed), Some(Found::Unread));
-        places.confirm_generated((0x7000, 0x7001));
+        places.confirm_generated(|_| false);
+        assert_eq!(places.find(placed), Some(Found::Unread));
+        places.confirm_generated(|range| range == (0x7000, 0x9000));
         assert_eq!(places.find(placed), Some(Found::Generated(FileOffset(0x7010))));
         places.name_moved(0x7000, ModuleId(1), FileOffset(0x1000));
         assert_eq!(places.find(placed), module(1, 0x1010));

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use heapbpf_linux::proc::maps::{Device, MappingName};
+use profiler_common::stack::StackEnd;
 
 use super::*;
 use heapbpf_base::testing::Running;
@@ -64,6 +65,40 @@ fn unmapped_ranges_are_remembered_until_they_are_reused() {
     space.replace(vec![mapped(0x8000, 0x9000, 0, Some(3))]);
     assert_eq!(space.lookup(TargetAddr(0x2800)), location(2, 0x800), "the later of the two");
     assert_eq!(space.modules(), [ModuleId(3)]);
+}
+
+/// A mapping of a file with this number that the kernel side reports: as that of [`mapped`], which has number 3.
+fn reported(number: u32, inode: u64, start: u64, end: u64) -> Mapped {
+    Mapped {
+        pid: Pid(1),
+        start: TargetAddr(start),
+        end: TargetAddr(end),
+        offset: FileOffset(0),
+        file: FileKey::new(1, 2, inode),
+        number,
+        is_corrected: false,
+        has_replaced: false,
+    }
+}
+
+#[test]
+fn what_nobody_has_read_has_no_name_of_what_is_mapped_there_later() {
+    let mut space = AddressSpace::new(Pid(1));
+    space.map(&reported(1, 77, 0x1000, 0x3000));
+    let unread = placed(&space, 0x1800);
+    assert_eq!((unread, space.origin(unread)), (TargetAddr(0x1800), None));
+    space.replace(vec![mapped(0x1000, 0x3000, 0, Some(2))]);
+    assert_eq!(space.lookup(unread), location(2, 0x800), "it is what has been read since");
+    space.map(&reported(2, 3, 0x1000, 0x3000));
+    assert_eq!(space.origin(unread), None, "it was another file");
+    assert_eq!(space.lookup(placed(&space, 0x1800)), location(2, 0x800));
+}
+
+fn placed(space: &AddressSpace, address: u64) -> TargetAddr {
+    // A return address is behind the call.
+    let mut stack = Stack { frames: vec![TargetAddr(address + 1)].into(), end: StackEnd::Complete };
+    space.place(&mut stack);
+    stack.frames[0].inside_call()
 }
 
 #[test]
