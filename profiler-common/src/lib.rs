@@ -14,6 +14,7 @@ pub mod interval;
 pub mod limits;
 pub mod live;
 pub mod mapped;
+pub mod pages;
 pub mod php;
 #[cfg(feature = "user")]
 mod pod;

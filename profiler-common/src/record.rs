@@ -48,6 +48,8 @@ pub enum RecordKind {
     /// A target has mapped a library, or something else where it had code of a file: [`MappedRecord`]. Written before new code can run there, and
     /// so before the stacks through it.
     Mapped = 15,
+    /// A target has touched a range of memory for the first time: a [`RangeRecord`]. Written before the memory is there.
+    Range = 16,
 }
 
 impl RecordKind {
@@ -69,6 +71,7 @@ impl RecordKind {
             13 => Self::RubyCode,
             14 => Self::PhpCode,
             15 => Self::Mapped,
+            16 => Self::Range,
             _ => return None,
         })
     }
@@ -266,6 +269,24 @@ pub struct MappedRecord {
     pub has_replaced: u16,
 }
 
+/// The first touch of a range of 2 to the power of [`RANGE_SHIFT`](crate::pages::RANGE_SHIFT) bytes, which may make all of its pages
+/// resident at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct RangeRecord {
+    /// Kind `Range`.
+    pub header: RecordHeader,
+    /// Address of the page that was touched.
+    pub page: u64,
+    /// In nanoseconds of `CLOCK_MONOTONIC`.
+    pub time_ns: u64,
+    pub stack_id: u64,
+    pub tid: u32,
+    /// As in a [`RangeKey`](crate::pages::RangeKey).
+    pub memory: u32,
+}
+
+const _: () = assert!(size_of::<RangeRecord>() == 40);
 const _: () = assert!(size_of::<MappedRecord>() == 56);
 const _: () = assert!(size_of::<ForkRecord>() == 24);
 const _: () = assert!(size_of::<ExecRecord>() == 24);

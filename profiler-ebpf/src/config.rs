@@ -74,6 +74,20 @@ globals! {
     INODE_NUMBER_OFFSET: u32, inode_number_offset -> u64 = |value| value as u64;
     INODE_SUPER_OFFSET: u32, inode_super_offset -> u64 = |value| value as u64;
     SUPER_DEVICE_OFFSET: u32, super_device_offset -> u64 = |value| value as u64;
+    /// 1 to record resident pages. If 0, the verifier removes that code.
+    FAULTS: u32, faults -> bool = |value| value != 0;
+    /// Byte offset of `pagefault_disabled` in `struct task_struct`; 0 if unknown: then faults in the kernel are not recorded.
+    TASK_FAULTS_DISABLED_OFFSET: u32, task_faults_disabled_offset -> u64 = |value| value as u64;
+    /// Byte offset of `utask` in `struct task_struct`; 0 if this or one of the next ones is unknown: then stacks in calls that are followed to
+    /// their return end there.
+    TASK_RETURNS_OFFSET: u32, task_returns_offset -> u64 = |value| value as u64;
+    /// Byte offset of `return_instances` in `struct uprobe_task`, and of three members of `struct return_instance`.
+    RETURNS_LIST_OFFSET: u32, returns_list_offset -> u64 = |value| value as u64;
+    RETURN_STACK_OFFSET: u32, return_stack_offset -> u64 = |value| value as u64;
+    RETURN_ADDRESS_OFFSET: u32, return_address_offset -> u64 = |value| value as u64;
+    RETURN_NEXT_OFFSET: u32, return_next_offset -> u64 = |value| value as u64;
+    /// 1 if the kernel may make a whole range of memory resident at its first touch.
+    HUGE_PAGES: u32, huge_pages -> bool = |value| value != 0;
     /// 1 if links carry cookies (Linux 5.15).
     COOKIES: u32, cookies -> bool = |value| value != 0;
     /// 1 if atomic instructions may return the previous value (Linux 5.12). If 0, the agent has replaced those instructions.

@@ -118,6 +118,40 @@ pub(crate) fn take(call: &Call<impl Store>, address: u64) -> Option<LiveBlock> {
     Some(block)
 }
 
+/// Whether a block is in the live set.
+#[inline(always)]
+pub(crate) fn is_live(key: &LiveKey) -> bool {
+    match LIVE_FILTER.get_ptr(key.filter_slot()) {
+        // SAFETY: the pointer comes from a successful lookup.
+        Some(slot) => !key.is_excluded_by(unsafe { slot.read_volatile() }) && LIVE.get_ptr(key).is_some(),
+        None => false,
+    }
+}
+
+/// Removes a page, if it is in the live set, because the process has given it back and touches it again. Writes a record of that.
+#[inline(always)]
+pub(crate) fn replace(thread: u64, key: &LiveKey) {
+    if !is_live(key) {
+        return;
+    }
+    let Some(block) = LIVE.get_ptr(key) else {
+        return;
+    };
+    // SAFETY: the pointer comes from a successful lookup, and the value is not changed in place.
+    let born_us = unsafe { (*block).time_us() };
+    if remove(key).is_err() {
+        return;
+    }
+    let now_ns = emit::now_ns();
+    emit::record(FreeRecord {
+        header: RecordHeader::new(RecordKind::Free, key.tgid),
+        address: key.address,
+        time_ns: now_ns,
+        tid: thread as u32,
+        age_us: FreeRecord::age_us(born_us, now_ns / 1000),
+    });
+}
+
 /// Reports the free of a block that is not in the live set, for targets whose earlier blocks are about to be inserted.
 #[inline(always)]
 fn report_unknown(call: &Call<impl Store>, address: u64) {

@@ -20,6 +20,7 @@ mod config;
 mod copy;
 mod cpython;
 mod emit;
+mod fault;
 mod frames;
 mod helpers;
 mod hook;
@@ -36,6 +37,7 @@ mod php;
 mod private_stack;
 mod process;
 mod remap;
+mod returns;
 mod ruby;
 mod sample;
 mod scratch;
@@ -145,6 +147,15 @@ macro_rules! copies {
 copies!(mapped::mapped: area_mapped_0 0; area_mapped_1 1;);
 copies!(process::executed: process_exec_0 0; process_exec_1 1; process_exec_2 2; process_exec_3 3;);
 copies!(process::exited: process_exit_0 0; process_exit_1 1;);
+
+/// The raw tracepoints `page_fault_user` and `page_fault_kernel`: see [`fault`].
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "raw_tp")]
+extern "C" fn page_fault(ctx: *mut c_void) -> u32 {
+    private_stack::deny(ctx, &PROCESS_TAIL_CALLS);
+    fault::faulted(&Arguments::new(ctx));
+    0
+}
 
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]

@@ -14,6 +14,7 @@ use profiler_common::limits::{
 };
 use profiler_common::live::{LiveBlock, LiveKey};
 use profiler_common::mapped::{CodeFile, FileKey, MappingState};
+use profiler_common::pages::RangeKey;
 use profiler_common::php::Php;
 use profiler_common::ruby::Ruby;
 use profiler_common::rule_cache::CachedRule;
@@ -121,6 +122,11 @@ pub(crate) static MAPPING_STATES: HashMap<u32, MappingState> = HashMap::with_max
 /// Unwind tables by file, which the agent maintains: of modules that a target uses.
 #[map]
 pub(crate) static CODE_FILES: HashMap<FileKey, CodeFile> = HashMap::with_max_entries(CODE_FILES_MAX, BPF_F_NO_PREALLOC);
+
+/// Ranges of memory that targets have touched, by process, its memory and number of the range. The agent removes ranges that are not resident
+/// any more. If pages are not recorded, it has one element.
+#[map]
+pub(crate) static RANGES: LruHashMap<RangeKey, u32> = LruHashMap::with_max_entries(1, 0);
 
 /// CPython in processes, by number, which [`PROCESSES`] has.
 #[map]

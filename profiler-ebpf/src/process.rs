@@ -40,6 +40,12 @@ impl Arguments {
     }
 
     #[inline(always)]
+    pub(crate) fn third(&self) -> u64 {
+        // SAFETY: as above; only called for tracepoints that have three.
+        unsafe { *self.0.add(2) }
+    }
+
+    #[inline(always)]
     pub(crate) fn second(&self) -> u64 {
         // SAFETY: as above; only called for tracepoints that have two or more.
         unsafe { *self.0.add(1) }
@@ -47,9 +53,23 @@ impl Arguments {
 }
 
 /// A `struct task_struct` of the kernel, read at the offsets from its BTF.
-struct Task(u64);
+pub(crate) struct Task(u64);
 
 impl Task {
+    #[inline(always)]
+    pub(crate) fn current() -> Self {
+        // SAFETY: the helper takes no arguments.
+        Self(unsafe { bpf_get_current_task() })
+    }
+
+    /// Whether page faults of the kernel on behalf of the task fail at once. So do those of BPF programs that read user memory.
+    #[inline(always)]
+    pub(crate) fn has_faults_disabled(&self) -> bool {
+        let offset = config::task_faults_disabled_offset();
+        // SAFETY: the helper checks the address.
+        offset == 0 || unsafe { bpf_probe_read_kernel((self.0 + offset) as *const u32) } != Ok(0)
+    }
+
     #[inline(always)]
     fn tgid(&self) -> Option<u32> {
         // SAFETY: the helper checks the address.
@@ -58,7 +78,7 @@ impl Task {
 
     /// Address of its `struct mm_struct`: equal if and only if the memory is shared.
     #[inline(always)]
-    fn memory(&self) -> Option<u64> {
+    pub(crate) fn memory(&self) -> Option<u64> {
         // SAFETY: the helper checks the address.
         unsafe { bpf_probe_read_kernel((self.0 + config::task_mm_offset()) as *const u64) }.ok()
     }
@@ -94,8 +114,7 @@ pub(crate) fn forked(arguments: &Arguments) {
     if flags & FOLLOWS_FORKS == 0 {
         return;
     }
-    // SAFETY: the helper takes no arguments.
-    let (parent, child) = (Task(unsafe { bpf_get_current_task() }), Task(arguments.first()));
+    let (parent, child) = (Task::current(), Task(arguments.first()));
     let (Some(child_tgid), Some(parent_memory), Some(memory)) = (child.tgid(), parent.memory(), child.memory()) else {
         count(Counter::ForkMissed);
         return;

@@ -3,6 +3,7 @@
 use core::mem::size_of;
 
 use aya_ebpf::helpers::{bpf_get_current_pid_tgid, generated};
+use profiler_common::arch::CALL_BYTES;
 use profiler_common::hook::RawCookie;
 use profiler_common::limits::{PAGE_BYTES, STACK_FRAMES_MAX};
 use profiler_common::record::{RawStackHeader, RecordHeader, RecordKind, StackHeader};
@@ -41,6 +42,23 @@ pub(crate) fn take(call: &Call<impl Store>) -> Option<u64> {
     if stack_id == NO_STACK { None } else { Some(stack_id) }
 }
 
+/// Captures the stack of the current thread, whose registers are these. `ip` is the address behind that of the innermost frame's code.
+/// Returns its id.
+#[inline(always)]
+pub(crate) fn take_at(tid: u32, ip: u64, sp: u64, bp: u64) -> Option<u64> {
+    let stack_id = match Claim::take(tid) {
+        Some(claim) => {
+            // SAFETY: this program has claimed the area.
+            unsafe { (*claim.scratch).origin = Origin { ip, sp, bp, return_place: 0, cookie: 0 } };
+            let stack_id = capture_at(claim.area);
+            claim.release();
+            stack_id
+        }
+        None => send_caller(ip),
+    };
+    if stack_id == NO_STACK { None } else { Some(stack_id) }
+}
+
 /// No stack has this id.
 const NO_STACK: u64 = 0;
 
@@ -66,6 +84,26 @@ pub(crate) extern "C" fn capture(area: u32) -> u64 {
     let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
     let hasher = StackHasher::new(config::stack_seed(), tgid);
     let end = walk::unwind(scratch, area, tgid, (origin.sp, origin.bp, caller), hasher);
+    count(end.counter());
+    send_stack(area, end as u32)
+}
+
+/// Captures the stack whose registers are in a claimed area. Returns its id.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn capture_at(area: u32) -> u64 {
+    let Some(scratch) = SCRATCH.get_ptr_mut(area) else {
+        return NO_STACK;
+    };
+    // SAFETY: the pointer comes from a successful lookup, and this program has claimed the area.
+    let origin = unsafe { &(*scratch).origin };
+    // SAFETY: as above.
+    unsafe { (*scratch).window_words = 0 };
+    let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
+    let hasher = StackHasher::new(config::stack_seed(), tgid);
+    // The walk begins behind a call.
+    let sp = origin.sp.wrapping_sub(CALL_BYTES);
+    let end = walk::unwind(scratch, area, tgid, (sp, origin.bp, Some(origin.ip)), hasher);
     count(end.counter());
     send_stack(area, end as u32)
 }
@@ -118,6 +156,12 @@ pub(crate) extern "C" fn capture_caller(cookie: u64, ip: u64, return_place: u64)
     if inflight::is_caller_hooked(RawCookie(cookie), ip, caller) {
         return NO_STACK;
     }
+    send_caller(caller)
+}
+
+/// Sends a stack of one frame, and returns its id.
+#[inline(always)]
+fn send_caller(caller: u64) -> u64 {
     count(StackEnd::NoScratch.counter());
     let end = StackEnd::NoScratch as u32;
     let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;

@@ -17,7 +17,7 @@ use profiler_common::unwind::{
 use crate::layout::{Scratch, Walk};
 use crate::maps::{MAPPING_STATES, MAPPINGS, PAGES, PROCESSES, ROWS, RULE_CACHE, RULES, SCRATCH};
 use crate::window::Window;
-use crate::{config, frames, hotspot, interpreter, machine, php, v8};
+use crate::{config, frames, hotspot, interpreter, machine, php, returns, v8};
 
 /// Result of [`unwind_step`] if there is a caller; any other is a [`StackEnd`] plus 1.
 const CONTINUE: u32 = 0;
@@ -160,6 +160,9 @@ pub(crate) extern "C" fn unwind_batch(area: u32) -> u32 {
             }
         } else if word == IN_V8 {
             word = v8::v8_frame(area);
+        }
+        if config::faults() && word == StackEnd::MissingModule as u32 + 1 && returns::restore_return(area) != 0 {
+            word = CONTINUE;
         }
         if word & IN_LOOP != 0 {
             interpreter::frames_of_call(area);

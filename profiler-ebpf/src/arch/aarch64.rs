@@ -105,6 +105,17 @@ pub(crate) fn register(regs: *const pt_regs, number: u8) -> u64 {
     }
 }
 
+/// Instruction, stack and frame pointer of registers of user space at an address of the kernel.
+#[inline(always)]
+pub(crate) fn user_registers(registers: u64) -> Option<[u64; 3]> {
+    let word = |offset: usize| {
+        // SAFETY: the helper checks the address.
+        unsafe { bpf_probe_read_kernel((registers + offset as u64) as *const u64) }.ok()
+    };
+    let frame_pointer = offset_of!(pt_regs, regs) + 29 * 8;
+    Some([word(offset_of!(pt_regs, pc))?, word(offset_of!(pt_regs, sp))?, word(frame_pointer)?])
+}
+
 /// Number of the system call that maps memory (include/uapi/asm-generic/unistd.h).
 pub(crate) const MMAP: u64 = 222;
 

@@ -9,7 +9,8 @@
 //! 5. recorded mappings;
 //! 6. heaps with large blocks that were sampled, for blocks that were not: as much of the mapping as the samples stand for;
 //! 7. zero-initialised variables of modules;
-//! 8. the name of the mapping.
+//! 8. resident pages that were touched since the recording began, where they are recorded;
+//! 9. the name of the mapping.
 //!
 //! Runtimes with resident pages of their own belong between the fifth and the sixth. The rest is unexplained.
 
@@ -22,6 +23,7 @@ use heapbpf_base::memory::{Span, joined, without};
 use heapbpf_ledger::model::{MemoryClass, MemoryPart};
 use heapbpf_linux::proc::maps::{Region, RegionKind};
 use heapbpf_linux::proc::smaps::MappedMemory;
+use profiler_common::pages::PAGES_HEAP;
 
 use super::contents::{Contents, Held, Small};
 use super::evidence::{BlockPlace, Evidence};
@@ -35,6 +37,17 @@ struct Sums {
     parts: Parts,
     /// Sums of each hooked heap: resident memory, live bytes in it, and live bytes that sampled blocks stand for.
     heaps: BTreeMap<HeapId, HeapSum>,
+    /// Memory of hooked heaps, by rising address.
+    hooked: Vec<Span>,
+}
+
+/// The mappings of a process, divided.
+#[derive(Debug, Default)]
+pub(crate) struct Division {
+    /// Parts that sum to the resident bytes of all mappings.
+    pub(crate) parts: Vec<MemoryPart>,
+    /// Memory of hooked heaps and what it may grow into, by rising address.
+    pub(crate) hooked: Vec<Span>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -44,13 +57,13 @@ struct HeapSum {
     sampled_bytes: f64,
 }
 
-/// Divides the mappings of a process. Parts sum to the resident bytes of all mappings.
+/// Divides the mappings of a process.
 pub(crate) fn classify(
     mapped: &[MappedMemory],
     pages: &ResidentPages,
     contents: &Contents,
     evidence: &Evidence,
-) -> Vec<MemoryPart> {
+) -> Division {
     let mut sums = Sums::default();
     let nothing = Held::default();
     for (at, memory) in mapped.iter().enumerate() {
@@ -61,7 +74,13 @@ pub(crate) fn classify(
         let next = mapped.get(at + 1).map(|next| &next.region);
         let rest = if is_heap_like(&memory.region) {
             let held = contents.get(at).unwrap_or(&nothing);
-            Division::new(memory, pages).divide(held, evidence.whole(memory, next), evidence, &mut sums)
+            let hooked = sums.hooked.len();
+            let whole = evidence.whole(memory, next);
+            let rest = MappingDivision::new(memory, pages).divide(held, whole, evidence, &mut sums);
+            if sums.hooked.len() > hooked {
+                extend(&mut sums.hooked, &memory.region, next);
+            }
+            rest
         } else {
             memory.rss_bytes
         };
@@ -74,7 +93,20 @@ pub(crate) fn classify(
         *sums.parts.entry((MemoryClass::HeapOverhead, name)).or_default() += sum.bytes - live;
     }
     let parts = bounded(sums.parts).into_iter().filter(|(_, bytes)| *bytes > 0);
-    parts.map(|((class, name), bytes)| MemoryPart { class, name, bytes }).collect()
+    let parts = parts.map(|((class, name), bytes)| MemoryPart { class, name, bytes }).collect();
+    Division { parts, hooked: joined(sums.hooked) }
+}
+
+/// Adds what a heap may grow into to its last memory: the addresses behind `brk`, or the reserve of an arena.
+fn extend(hooked: &mut [Span], region: &Region, next: Option<&Region>) {
+    let Some(last) = hooked.last_mut().filter(|last| last.end == region.end) else { return };
+    match next {
+        _ if region.kind == RegionKind::Brk => last.end = next.map_or(last.end, |next| next.start),
+        Some(next) if next.start == region.end && next.is_anonymous() && !next.readable && !next.writable => {
+            last.end = next.end;
+        }
+        _ => {}
+    }
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates, and it is not negative")]
@@ -83,7 +115,7 @@ fn round(bytes: f64) -> u64 {
 }
 
 /// One mapping, while it is divided.
-struct Division<'a> {
+struct MappingDivision<'a> {
     span: Span,
     /// Number of resident bytes that have no owner.
     rest: u64,
@@ -93,7 +125,7 @@ struct Division<'a> {
     pages: &'a ResidentPages,
 }
 
-impl<'a> Division<'a> {
+impl<'a> MappingDivision<'a> {
     fn new(memory: &MappedMemory, pages: &'a ResidentPages) -> Self {
         let span = memory.region.start..memory.region.end;
         let is_full = memory.rss_bytes == memory.region.size_bytes();
@@ -106,7 +138,7 @@ impl<'a> Division<'a> {
         let mut heaps: BTreeMap<HeapId, (u64, u64)> = BTreeMap::new();
         let mut unknown: BTreeMap<HeapId, f64> = BTreeMap::new();
         for (heap, large) in by_heap(&held.large, evidence) {
-            let taken = self.take(large.iter().map(|block| block.pages()).collect());
+            let taken = self.take_hooked(large.iter().map(|block| block.pages()).collect(), sums);
             let of_heap = heaps.entry(heap).or_default();
             of_heap.0 += taken;
             for block in large {
@@ -120,15 +152,15 @@ impl<'a> Division<'a> {
         let stacks = self.take(self.overlapping(&evidence.stacks));
         *sums.parts.entry((MemoryClass::Stacks, None)).or_default() += stacks;
         for (heap, extents) in &evidence.extents {
-            let taken = self.take(self.overlapping(extents));
-            let strays = self.take(held.stray.get(heap).cloned().unwrap_or_default());
+            let taken = self.take_hooked(self.overlapping(extents), sums);
+            let strays = self.take_hooked(held.stray.get(heap).cloned().unwrap_or_default(), sums);
             heaps.entry(*heap).or_default().0 += taken + strays;
         }
         if let Some(heap) = whole {
-            heaps.entry(heap).or_default().0 += self.take(vec![self.span.clone()]);
+            heaps.entry(heap).or_default().0 += self.take_hooked(vec![self.span.clone()], sums);
         }
         for (heap, mappings) in &held.mapped {
-            let taken = self.take(mappings.clone());
+            let taken = self.take_hooked(mappings.clone(), sums);
             let of_heap = heaps.entry(*heap).or_default();
             *of_heap = (of_heap.0 + taken, of_heap.1 + taken);
         }
@@ -143,7 +175,17 @@ impl<'a> Division<'a> {
         }
         let variables = self.take(self.overlapping(&evidence.variables));
         *sums.parts.entry((MemoryClass::Files, None)).or_default() += variables;
+        if let Some(before) = &evidence.before {
+            let touched = self.take(without(vec![self.span.clone()], &self.overlapping(before)));
+            add_heap(sums.heaps.entry(HeapId(PAGES_HEAP)).or_default(), touched, touched, Small::default());
+        }
         self.rest
+    }
+
+    /// Gives pages that have no owner a hooked heap as their owner. Returns their resident bytes.
+    fn take_hooked(&mut self, spans: Vec<Span>, sums: &mut Sums) -> u64 {
+        sums.hooked.extend(spans.iter().map(|span| self.clipped(span.clone())).filter(|span| span.start < span.end));
+        self.take(spans)
     }
 
     /// Adds the live bytes of a large block to those of the mapping, or, where the block stands for others, to those of the heap.

@@ -66,6 +66,8 @@ pub(crate) struct Evidence {
     /// Memory from the system, besides `brk`, of the heaps whose allocators' structures are known.
     pub(crate) extents: BTreeMap<HeapId, Vec<Span>>,
     pub(crate) variables: Vec<Span>,
+    /// Pages that have been resident since before the recording began; `None` if pages are not recorded.
+    pub(crate) before: Option<Vec<Span>>,
     /// Heaps that have small blocks, by the address of a block, one for each mapping. Includes earlier samples.
     pub(crate) known: BTreeMap<TargetAddr, HeapId>,
 }

@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,14 +11,15 @@ use heapbpf_base::ids::{HeapId, Pid};
 use heapbpf_base::memory::Span;
 use heapbpf_base::shown;
 use heapbpf_base::units::MonotonicNanos;
-use heapbpf_ledger::Ledger;
 use heapbpf_ledger::model::{Inventory, MemoryAccount, MemoryFacts, MemoryMapping, MemoryPart, MemoryPoint};
+use heapbpf_ledger::{Ledger, LiveAllocation};
 use heapbpf_linux::proc::maps::{Region, RegionKind};
 use heapbpf_linux::proc::smaps::{MappedMemory, smaps};
 use profiler_common::interval::Interval;
+use profiler_common::pages::PAGE_FLAG;
 use tracing::debug;
 
-use super::classify::{classify, is_of_heapbpf};
+use super::classify::{Division, classify, is_of_heapbpf};
 use super::contents::Contents;
 use super::evidence::{BlockPlace, Evidence};
 use super::pages::{ResidentPages, RunningMemory};
@@ -45,6 +47,8 @@ pub(crate) struct MemoryMonitor {
     variables: Variables,
     allocators: Allocators,
     first: Option<First>,
+    /// Memory of hooked heaps, by rising address, at the last sample.
+    hooked: Vec<Span>,
     sampled: MonotonicNanos,
     began: MonotonicNanos,
     /// Time since the first sample at which mappings are kept again.
@@ -62,6 +66,8 @@ pub(crate) struct Sampled<'a> {
     pub(crate) own: &'a [HeapId],
     /// Time at which a program that was recorded from its start had no memory yet.
     pub(crate) began: Option<MonotonicNanos>,
+    /// Runs of pages that have been resident since before the recording began; `None` if pages are not recorded.
+    pub(crate) before: Option<&'a [Range<u64>]>,
 }
 
 /// Time of a sample, and its purpose.
@@ -91,6 +97,7 @@ struct First {
     others: Vec<MemoryPart>,
     stacks: Vec<Span>,
     pointers: Vec<TargetAddr>,
+    before: Option<Vec<Span>>,
 }
 
 impl MemoryMonitor {
@@ -111,6 +118,11 @@ impl MemoryMonitor {
         let facts = MemoryFacts { points, inventory: Some(inventory), ..MemoryFacts::default() };
         Arc::make_mut(&mut self.account).extend(facts.clone());
         facts
+    }
+
+    /// Memory of hooked heaps and what it may grow into, by rising address, at the last sample.
+    pub(crate) fn hooked(&self) -> &[Span] {
+        &self.hooked
     }
 
     /// Time of the last sample.
@@ -144,7 +156,8 @@ impl MemoryMonitor {
         self.find_evidence(of, &mapped, &pages);
         let contents = Contents::of(&mapped, places(of.ledger), &mut self.evidence);
         self.evidence.retain(&mapped);
-        let parts = classify(&mapped, &pages, &contents, &self.evidence);
+        let Division { parts, hooked } = classify(&mapped, &pages, &contents, &self.evidence);
+        self.hooked = hooked;
         let sum = |bytes: fn(&MappedMemory) -> u64| mapped.iter().map(bytes).fold(0, u64::saturating_add);
         let point = MemoryPoint {
             time: now,
@@ -187,6 +200,8 @@ impl MemoryMonitor {
             self.evidence.heaps = of.heaps.iter().map(|name| Arc::from(name.as_str())).collect();
         }
         self.evidence.own = of.own.to_vec();
+        let spans = |runs: &[Range<u64>]| runs.iter().map(|run| TargetAddr(run.start)..TargetAddr(run.end)).collect();
+        self.evidence.before = of.before.map(spans);
         let memory = RunningMemory::new(of.pid, pages);
         self.stacks.update(of.pid, mapped, &memory);
         self.evidence.stacks = self.stacks.spans();
@@ -229,19 +244,19 @@ impl First {
         if anonymous.len() > KEPT_MAX || pages.count() > KEPT_RUNS_MAX {
             anonymous.clear();
         }
-        let others = classify(&others, pages, &Contents::default(), evidence);
-        let (stacks, pointers) = (evidence.stacks.clone(), evidence.pointers.clone());
+        let others = classify(&others, pages, &Contents::default(), evidence).parts;
+        let (stacks, pointers, before) = (evidence.stacks.clone(), evidence.pointers.clone(), evidence.before.clone());
         let pages = pages.within(&anonymous);
-        Self { point, anonymous, pages, contents: Contents::default(), others, stacks, pointers }
+        Self { point, anonymous, pages, contents: Contents::default(), others, stacks, pointers, before }
     }
 
     fn divide_again(&mut self, evidence: &Evidence) -> Option<MemoryPoint> {
         if self.anonymous.is_empty() {
             return None;
         }
-        let (stacks, pointers) = (self.stacks.clone(), self.pointers.clone());
-        let evidence = Evidence { stacks, pointers, ..evidence.clone() };
-        let mut parts = classify(&self.anonymous, &self.pages, &self.contents, &evidence);
+        let (stacks, pointers, before) = (self.stacks.clone(), self.pointers.clone(), self.before.clone());
+        let evidence = Evidence { stacks, pointers, before, ..evidence.clone() };
+        let mut parts = classify(&self.anonymous, &self.pages, &self.contents, &evidence).parts;
         for part in &self.others {
             match parts.iter_mut().find(|known| (known.class, &known.name) == (part.class, &part.name)) {
                 Some(known) => known.bytes += part.bytes,
@@ -290,7 +305,8 @@ fn name(kind: &RegionKind) -> Arc<str> {
 
 /// Places of live blocks and recorded mappings.
 fn places(ledger: &Ledger) -> impl Iterator<Item = BlockPlace> {
-    let blocks = ledger.live().map(|block| BlockPlace {
+    let is_page = |block: &LiveAllocation| block.address.0 & PAGE_FLAG != 0;
+    let blocks = ledger.live().filter(move |block| !is_page(block)).map(|block| BlockPlace {
         address: block.address,
         size_bytes: block.size_bytes,
         interval: block.interval,
@@ -312,7 +328,7 @@ mod tests {
     use super::*;
 
     fn sampled(pid: Pid, ledger: &Ledger) -> Sampled<'_> {
-        Sampled { pid, ledger, heaps: &[], own: &[], began: None }
+        Sampled { pid, ledger, heaps: &[], own: &[], began: None, before: None }
     }
 
     /// Times of samples, in seconds since the first, at which the mappings of this process are kept.

@@ -9,6 +9,8 @@ use thiserror::Error;
 
 /// Name of the heap of mappings. It is recorded on request only: other heaps allocate most of the mapped memory.
 pub(crate) const MMAP: &str = "mmap";
+/// Name of the heap of resident pages. It is recorded on request only: other heaps' blocks are in most of them.
+pub(crate) const PAGES: &str = "pages";
 pub(crate) const ALL: &str = "all";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,8 +24,13 @@ pub struct HeapSelection {
 impl HeapSelection {
     pub fn wants(&self, heap: &str) -> bool {
         let named = |name: &str| self.only.iter().any(|only| only == name);
-        let default = heap != MMAP && (self.only.is_empty() || named(ALL));
+        let default = !matches!(heap, MMAP | PAGES) && (self.only.is_empty() || named(ALL));
         (default || named(heap)) && !self.excluded.iter().any(|excluded| excluded == heap)
+    }
+
+    /// Whether no function is hooked: only resident pages are recorded.
+    pub(crate) fn is_pages_alone(&self) -> bool {
+        self.wants(PAGES) && self.only.iter().all(|only| only == PAGES)
     }
 
     /// The heap's own interval in bytes, if it has one. The last interval given counts.
@@ -98,6 +105,10 @@ mod tests {
         check(&["all", "mmap"], &[], "libc", true);
         check(&["all", "mmap"], &[], MMAP, true);
         check(&["all"], &[], MMAP, false);
+        check(&[], &[], PAGES, false);
+        check(&["all"], &[], PAGES, false);
+        check(&["pages"], &[], PAGES, true);
+        check(&["pages"], &[], "libc", false);
         check(&[], &["libc"], "libc", false);
         check(&["libc"], &["libc"], "libc", false);
     }

@@ -24,6 +24,7 @@ pub(super) fn kernel_that(links: LinkKind, differs: impl FnOnce(&mut KernelConfi
         throw_safe_bytes: u64::MAX,
         stubs: false,
         entries: false,
+        pages: false,
     };
     differs(&mut config);
     Kernel::load(config, links).expect("tests run as root, on a kernel with BPF")

@@ -26,10 +26,14 @@ pub(crate) struct TaskLayout {
     pub live: u32,
     /// Offset of the thread pointer; 0 if the kernel keeps it elsewhere.
     pub thread_pointer: u32,
+    /// Offset of the number of reasons why page faults of the kernel fail at once; 0 if the kernel lacks it.
+    pub faults_disabled: u32,
     /// Members for stopping a process at its exec; `None` if the kernel lacks one.
     pub exec_stop: Option<ExecStopLayout>,
     /// Members about the memory of a process; `None` if the kernel lacks one.
     pub memory: Option<MemoryLayout>,
+    /// Members that lead to original return addresses; `None` if the kernel lacks one.
+    pub returns: Option<ReturnLayout>,
     /// What the programs that watch mappings need; `None` if the kernel lacks some of it.
     pub mappings: Option<MappingLayout>,
 }
@@ -52,6 +56,19 @@ pub(crate) struct MappingLayout {
     pub file_system: u32,
     /// In `struct super_block`.
     pub device: u32,
+}
+
+/// Offsets of the members that lead from a task to the return addresses that probes have replaced, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ReturnLayout {
+    /// In `struct task_struct`.
+    pub probes: u32,
+    /// In `struct uprobe_task`.
+    pub list: u32,
+    /// In `struct return_instance`, as the next ones.
+    pub stack: u32,
+    pub address: u32,
+    pub next: u32,
 }
 
 /// Offsets of the amounts that a process has mapped and may map, in bytes: in `struct mm_struct`, and of `rlim` in
@@ -105,8 +122,10 @@ impl TaskLayout {
             signal: offset("task_struct", "signal")?,
             live: offset("signal_struct", "live")?,
             thread_pointer: thread_pointer(&offset).unwrap_or(0),
+            faults_disabled: offset("task_struct", "pagefault_disabled").unwrap_or(0),
             exec_stop: exec_stop(&offset).ok(),
             memory: memory(&offset).ok(),
+            returns: returns(&offset).ok(),
             mappings: mappings(&offset).ok(),
         })
     }
@@ -137,6 +156,18 @@ fn memory(
         def_flags: offset("mm_struct", "def_flags")?,
         task_size: offset("mm_struct", "task_size")?,
         limits: offset("signal_struct", "rlim")?,
+    })
+}
+
+fn returns(
+    offset: &impl Fn(&'static str, &'static str) -> Result<u32, LayoutError>,
+) -> Result<ReturnLayout, LayoutError> {
+    Ok(ReturnLayout {
+        probes: offset("task_struct", "utask")?,
+        list: offset("uprobe_task", "return_instances")?,
+        stack: offset("return_instance", "stack")?,
+        address: offset("return_instance", "orig_ret_vaddr")?,
+        next: offset("return_instance", "next")?,
     })
 }
 

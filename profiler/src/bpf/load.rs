@@ -11,6 +11,7 @@ use aya::{Ebpf, EbpfLoader};
 use profiler_common::hook::{HookCookie, NestedCallers};
 use profiler_common::limits::{INFLIGHT_BUCKETS, INFLIGHT_CALLS_MAX, PROBES_MAX, SCRATCH_SHARED};
 use profiler_common::live::LiveKey;
+use profiler_common::pages::RANGES_MAX;
 use profiler_common::sampling::SamplingRate;
 use serde::{Deserialize, Serialize};
 use tracing::debug;
@@ -62,6 +63,8 @@ pub struct KernelConfig {
     pub stubs: bool,
     /// Whether there are hooks of the shape [`Entry`](profiler_common::hook::CallShape::Entry), or may be.
     pub entries: bool,
+    /// Whether resident pages are recorded.
+    pub pages: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, strum::IntoStaticStr)]
@@ -135,6 +138,9 @@ pub struct Kernel {
     stub: Option<OwnedFd>,
     /// Whether the kernel side sees what targets map where they had code.
     pub(super) watches_mappings: bool,
+    /// Whether resident pages are recorded.
+    records_pages: bool,
+    stack_seed: u64,
     pub(super) task_layout: Result<TaskLayout, LayoutError>,
     features: Features,
     /// Filter of the live set, mapped when it is first needed: to map it takes a tenth of a millisecond.
@@ -157,6 +163,8 @@ impl Kernel {
         let mapping = task.mappings.unwrap_or_default();
         let (all_execs, stubs) = (u32::from(config.all_execs), u32::from(config.stubs));
         let features = links.features();
+        let returns = task.returns.unwrap_or_default();
+        let (faults, huge_pages) = (u32::from(config.pages), u32::from(config.pages && has_huge_pages()));
         let (cookies, atomics) = (u32::from(features.cookies), u32::from(features.atomics));
         let (buckets, calls) = if features.maps_calls() { (1, INFLIGHT_CALLS_MAX) } else { (INFLIGHT_BUCKETS, 1) };
         let mut loader = EbpfLoader::new();
@@ -184,6 +192,14 @@ impl Kernel {
             .override_global("MM_TASK_SIZE_OFFSET", &memory.task_size, true)
             .override_global("SIGNAL_LIMITS_OFFSET", &memory.limits, true)
             .override_global("STUBS", &stubs, true)
+            .override_global("FAULTS", &faults, true)
+            .override_global("TASK_FAULTS_DISABLED_OFFSET", &task.faults_disabled, true)
+            .override_global("HUGE_PAGES", &huge_pages, true)
+            .override_global("TASK_RETURNS_OFFSET", &returns.probes, true)
+            .override_global("RETURNS_LIST_OFFSET", &returns.list, true)
+            .override_global("RETURN_STACK_OFFSET", &returns.stack, true)
+            .override_global("RETURN_ADDRESS_OFFSET", &returns.address, true)
+            .override_global("RETURN_NEXT_OFFSET", &returns.next, true)
             .override_global("COOKIES", &cookies, true)
             .override_global("ATOMICS", &atomics, true)
             .map_max_entries("INFLIGHT", buckets)
@@ -193,6 +209,7 @@ impl Kernel {
             .map_max_entries("EVENTS", config.ring_bytes)
             .map_max_entries("LIVE", config.live_blocks_max)
             .map_max_entries("SCRATCH", scratch_areas)
+            .map_max_entries("RANGES", if config.pages { RANGES_MAX } else { 1 })
             .map_max_entries("RAW", raw_areas);
         override_mappings(&mut loader, &mapping);
         let object = adapt(object()?, features).ok_or_else(|| LoadError::Relocation("it is malformed".to_owned()))?;
@@ -205,12 +222,32 @@ impl Kernel {
             None
         };
         // The programs that use these keep them, so they need no descriptors.
-        for name in LOADED_WITH {
+        let needed = |name: &&str| config.pages && *name == CODE_RATES;
+        for name in LOADED_WITH.into_iter().filter(|name| !needed(name)) {
             drop(ebpf.take_map(name));
         }
         let watches_mappings =
             config.unwind_by_tables && task.mappings.is_some() && !Optional::Mappings.is_suppressed();
-        Ok(Self { ebpf, programs, stub, watches_mappings, task_layout, features, filter: OnceLock::new() })
+        Ok(Self {
+            ebpf,
+            programs,
+            stub,
+            watches_mappings,
+            records_pages: config.pages,
+            stack_seed: config.stack_seed,
+            task_layout,
+            features,
+            filter: OnceLock::new(),
+        })
+    }
+
+    pub(crate) fn records_pages(&self) -> bool {
+        self.records_pages
+    }
+
+    /// Random number of the session, which also decides which pages are sampled.
+    pub(crate) fn stack_seed(&self) -> u64 {
+        self.stack_seed
     }
 
     pub fn take_ring(&mut self) -> Result<Ring, LoadError> {
@@ -344,6 +381,13 @@ impl Kernel {
     }
 }
 
+/// Whether the kernel may map a huge page at the first touch of memory. If that is unknown, it may.
+fn has_huge_pages() -> bool {
+    const SETTING: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
+    const SETTING_BYTES_MAX: u64 = 4096;
+    files::read_text(Path::new(SETTING), SETTING_BYTES_MAX).is_ok_and(|setting| !setting.contains("[never]"))
+}
+
 /// Sets the offsets of what leads from a task to the file that it maps.
 fn override_mappings<'a>(loader: &mut EbpfLoader<'a>, mapping: &'a MappingLayout) {
     loader
@@ -358,7 +402,9 @@ fn override_mappings<'a>(loader: &mut EbpfLoader<'a>, mapping: &'a MappingLayout
 }
 
 /// Maps that no program uses which is loaded later.
-const LOADED_WITH: [&str; 3] = ["HOOK_TAIL_CALLS", "FREE_TAIL_CALLS", "CODE_RATES"];
+const LOADED_WITH: [&str; 3] = ["HOOK_TAIL_CALLS", "FREE_TAIL_CALLS", CODE_RATES];
+/// The program for page faults, which is loaded later, walks stacks as those of probes do.
+const CODE_RATES: &str = "CODE_RATES";
 
 const ENTRY: &str = "hook_entry";
 const RETURN: &str = "hook_return";

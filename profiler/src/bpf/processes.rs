@@ -1,12 +1,15 @@
 //! Targets in the kernel side's maps, and the tracepoints for forks, execs and exits.
 
+use std::os::fd::AsFd;
 use std::time::Duration;
 
-use aya::maps::{HashMap, MapData, MapError};
+use aya::maps::{HashMap, Map, MapData, MapError};
 use aya::programs::{ProgramError, RawTracePoint};
 use heapbpf_base::ids::Pid;
 use heapbpf_linux::bpf::{LOADS_MAX, is_interrupted, recursion_misses};
+use heapbpf_linux::bpf_map::remove_hash;
 use profiler_common::counter::Counter;
+use profiler_common::pages::RangeKey;
 use profiler_common::target::{REPORTS_FREES, SAMPLED_CALLS, SHARES_PROBES, TRAPPED_CALLS};
 use profiler_common::unwind::ProcessMappings;
 use thiserror::Error;
@@ -19,6 +22,7 @@ use super::program::refuse_private_stack;
 
 const TARGETS: &str = "TARGETS";
 const STUB_CALLS: &str = "STUB_CALLS";
+const RANGES: &str = "RANGES";
 pub(super) const PROCESSES: &str = "PROCESSES";
 /// Names of programs, and their tracepoint. Several programs are copies with a recursion guard each: see
 /// `profiler-ebpf/src/process.rs`.
@@ -27,6 +31,8 @@ const EXEC: (&[&str], &str) =
     (&["process_exec_0", "process_exec_1", "process_exec_2", "process_exec_3"], "sched_process_exec");
 const EXIT: (&[&str], &str) = (&["process_exit_0", "process_exit_1"], "sched_process_exit");
 const MAPPED: (&[&str], &str) = (&["area_mapped_0", "area_mapped_1"], "vm_unmapped_area");
+/// The program for page faults, at the tracepoints for those of user space and of the kernel. It never meets itself.
+const FAULT: (&str, [&str; 2]) = ("page_fault", ["page_fault_user", "page_fault_kernel"]);
 /// Time that a preempted program gets to count an exec.
 const EXEC_PATIENCE: Duration = Duration::from_millis(5);
 
@@ -103,6 +109,26 @@ impl Kernel {
         // Last: where descriptors are few, the others matter more.
         self.watch_mappings();
         Ok(())
+    }
+
+    /// Attaches the tracepoints for page faults. Must precede setting targets.
+    pub fn attach_faults(&mut self) -> Result<(), TracepointReason> {
+        let (name, tracepoints) = FAULT;
+        let program: &mut RawTracePoint = self.program(name)?;
+        load(program).map_err(|error| LoadError::program(name, &error.to_string()))?;
+        refuse_private_stack(name, loaded(name, program.fd())?)?;
+        for tracepoint in tracepoints {
+            let attached = program.attach(tracepoint);
+            attached.map_err(|error| TracepointReason::Attach { tracepoint, reason: error.to_string() })?;
+        }
+        Ok(())
+    }
+
+    /// Forgets that a process has touched ranges of memory: the next touch of each is reported.
+    pub(crate) fn forget_ranges(&self, keys: &[RangeKey]) -> Result<(), LoadError> {
+        let failed = |source| LoadError::Map { name: RANGES, source };
+        let Map::LruHashMap(data) = self.map(RANGES)? else { return Err(LoadError::Missing(RANGES)) };
+        remove_hash(data.fd().as_fd(), keys, |_| ()).map_err(|error| failed(MapError::IoError(error)))
     }
 
     /// Has the kernel side see what targets map where they had code. If it cannot, code at a used address is noticed when the

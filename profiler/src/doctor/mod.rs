@@ -370,6 +370,7 @@ fn probes(subject: &Subject) -> (Trial, Support, Option<Costs>) {
         throw_safe_bytes: u64::MAX,
         stubs: false,
         entries: false,
+        pages: false,
     };
     let unloaded = |error: &LoadError| unattached(Support::No(with_cause(error)), "the programs could not be loaded");
     let links = match LinkKind::choose(BackendChoice::Auto) {

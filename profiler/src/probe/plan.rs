@@ -4,12 +4,14 @@ use heapbpf_base::address::FileOffset;
 use heapbpf_base::ids::{HeapId, HookId, ModuleId};
 use profiler_common::hook::{HookCookie, NestedCallers, ProbeScope, Site};
 use profiler_common::limits::HEAPS_MAX;
+use profiler_common::pages::PAGES_HEAP;
 use rustc_hash::FxHashMap;
 use thiserror::Error;
 
 use super::code::PlaceError;
 use super::place::Placement;
 use crate::allocator::resolve::ResolvedHook;
+use crate::allocator::selection::PAGES;
 
 /// All hooks and heaps of a session. Targets that share a module share its hooks.
 #[derive(Debug, Default)]
@@ -68,6 +70,8 @@ impl PlannedHook {
     }
 }
 
+const _: () = assert!(PAGES_HEAP == 0, "it is the first of a plan");
+
 /// Name of the heap that all heaps beyond the maximum number share. With `--all`, programs may have allocators of their own, each
 /// with a heap.
 const OTHER_HEAPS: &str = "other";
@@ -80,6 +84,11 @@ pub(crate) enum PlanError {
 }
 
 impl Plan {
+    /// A plan for sessions that record resident pages, whose heap has a fixed number.
+    pub(crate) fn with_pages() -> Self {
+        Self { heaps: vec![PAGES.to_owned()], ..Self::default() }
+    }
+
     /// Numbers the hook if it is new; then `place` computes its placement, whose error is stored with it.
     pub(crate) fn add(
         &mut self,

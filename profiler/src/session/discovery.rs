@@ -9,7 +9,7 @@ use super::hooks::Hooks;
 use super::target::Target;
 use crate::allocator::hook_set::{CustomFunction, HookSet};
 use crate::allocator::resolve::{LEAK_SANITIZER, NoAllocator, ResolvedHook, resolve, symbols};
-use crate::allocator::selection::{HeapSelection, MMAP};
+use crate::allocator::selection::{HeapSelection, MMAP, PAGES};
 use crate::object::module::ModuleStore;
 use crate::probe::calls::Calls;
 use crate::probe::inlined::{Inlined, InlinedFunction};
@@ -37,7 +37,7 @@ impl Discovery {
     pub(super) fn new(placement: PlacementMode, functions: HookSet, heaps: HeapSelection) -> Self {
         Self {
             modules: ModuleStore::default(),
-            plan: Plan::default(),
+            plan: if heaps.wants(PAGES) { Plan::with_pages() } else { Plan::default() },
             placement,
             definitions: Definitions::new(symbols(&functions), functions.named_modules()),
             jumps: Jumps::default(),
@@ -74,7 +74,12 @@ impl Discovery {
         let space = &target.mappings.space;
         let candidates = self.definitions.candidates(space, &self.modules, target.mappings.link_map.as_ref());
         target.has_leak_sanitizer |= candidates.iter().any(|module| module.exported(LEAK_SANITIZER).is_some());
-        let found = self.find(space, &candidates);
+        let found = match self.find(space, &candidates) {
+            // Every process has pages.
+            Err(_) if self.heaps.is_pages_alone() => Ok(Vec::new()),
+            Err(NoAllocator::Go(_) | NoAllocator::Static(_)) if self.heaps.wants(PAGES) => Ok(Vec::new()),
+            found => found,
+        };
         let found = found.with_context(|| format!("cannot profile process `{}`", target.pid))?;
         target.mappings.is_unsearched = false;
         for (function, is_found) in self.functions.functions().iter().zip(&mut self.found).filter(|(_, found)| !**found)

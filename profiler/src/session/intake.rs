@@ -7,6 +7,7 @@ use heapbpf_ledger::ingest::decode;
 use heapbpf_ledger::ingest::event::Event;
 use heapbpf_ledger::ingest::field::DecodeError;
 use heapbpf_ledger::ingest::record::{Mapped, RawCode, Record};
+use profiler_common::pages::PAGE_FLAG;
 use tracing::{debug, info};
 
 use super::config::SessionConfig;
@@ -16,6 +17,7 @@ use super::probes::Probes;
 use super::process_table::ProcessTable;
 use super::rates::Rates;
 use super::raw_stacks::{RawSample, RawStacks};
+use super::residency::Residency;
 use super::resync::Resync;
 use crate::bpf::ring::Ring;
 
@@ -42,6 +44,7 @@ pub(super) struct Owners<'session> {
     pub(super) rates: &'session mut Rates,
     pub(super) resync: &'session mut Resync,
     pub(super) inventories: &'session mut Inventories,
+    pub(super) residency: &'session mut Residency,
 }
 
 impl Intake {
@@ -100,6 +103,9 @@ impl Intake {
 impl Owners<'_> {
     fn enter_event(&mut self, mut event: Event, record_bytes: usize, raw_stacks: &mut RawStacks) {
         self.rates.count_record(record_bytes);
+        if self.is_unwanted(&event) {
+            return;
+        }
         self.rates.observe(&event);
         self.probes.copies.observe(&event);
         self.resync.observe(&mut event, self.processes);
@@ -108,6 +114,19 @@ impl Owners<'_> {
             self.processes.place(*pid, stack);
         }
         self.processes.enter(event);
+    }
+
+    /// Whether the event is of a page that is in the memory of a hooked heap, or may be: its blocks are recorded.
+    fn is_unwanted(&mut self, event: &Event) -> bool {
+        match event {
+            Event::Alloc(page) if page.address.0 & PAGE_FLAG != 0 => self.residency.defer(page),
+            Event::Free(page) if page.address.0 & PAGE_FLAG != 0 => {
+                self.residency.drop_deferred(page.pid, page.address);
+                let target = self.processes.get(page.pid);
+                target.is_some_and(|target| !target.ledger.is_live(page.address))
+            }
+            _ => false,
+        }
     }
 
     /// Enters what a target has mapped. What was there before ends with the stacks before.
@@ -145,7 +164,12 @@ impl Owners<'_> {
                     self.probes.begin_stacks(exec.pid, self.processes);
                 }
                 self.inventories.give_up(exec.pid);
+                self.residency.forget(exec.pid);
                 self.lifecycle.executed(exec, self.processes, self.config.grace());
+            }
+            Record::Range(pid, touch) => {
+                self.rates.count_record(record_bytes);
+                self.residency.touch(pid, touch);
             }
             Record::RawStack(pid, id, raw) => {
                 self.rates.count_record(record_bytes);

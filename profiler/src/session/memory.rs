@@ -6,6 +6,7 @@ use heapbpf_base::ids::Pid;
 use heapbpf_base::units::MonotonicNanos;
 
 use super::process_table::ProcessTable;
+use super::residency::Residency;
 use crate::account::SampleTime;
 use crate::probe::plan::Plan;
 
@@ -15,6 +16,13 @@ const SHARE: f64 = 0.002;
 const SAVED_MAX: Duration = Duration::from_millis(20);
 /// Time for the last samples of all targets together.
 const LAST_MAX: Duration = Duration::from_secs(1);
+
+/// What a session knows of memory besides the ledgers of its targets.
+#[derive(Clone, Copy)]
+pub(super) struct MemoryScene<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) residency: &'a Residency,
+}
 
 /// Samples targets within a budget of CPU time.
 #[derive(Debug)]
@@ -34,7 +42,7 @@ impl MemorySampler {
     }
 
     /// Samples the targets that are due, the longest due first, and all new ones.
-    pub(super) fn poll(&mut self, processes: &mut ProcessTable, plan: &Plan, now: MonotonicNanos) {
+    pub(super) fn poll(&mut self, processes: &mut ProcessTable, scene: MemoryScene<'_>, now: MonotonicNanos) {
         let elapsed = std::mem::replace(&mut self.updated, Instant::now()).elapsed();
         self.saved_s = (self.saved_s + elapsed.as_secs_f64() * SHARE).min(SAVED_MAX.as_secs_f64());
         let mut due: Vec<(bool, MonotonicNanos, Pid)> = processes
@@ -47,31 +55,37 @@ impl MemorySampler {
             if is_begun && self.saved_s <= 0.0 {
                 break;
             }
-            self.sample(processes, pid, plan, SampleTime::Periodic(now));
+            self.sample(processes, pid, scene, SampleTime::Periodic(now));
         }
     }
 
     /// Samples all targets, at the end or for a report.
-    pub(super) fn sample_all(&mut self, processes: &mut ProcessTable, plan: &Plan, now: MonotonicNanos) {
+    pub(super) fn sample_all(&mut self, processes: &mut ProcessTable, scene: MemoryScene<'_>, now: MonotonicNanos) {
         let began = Instant::now();
         let pids: Vec<Pid> = processes.running().filter(|target| target.was_recorded()).map(|it| it.pid).collect();
         for pid in pids {
             if began.elapsed() < LAST_MAX {
-                self.sample(processes, pid, plan, SampleTime::Report(now));
+                self.sample(processes, pid, scene, SampleTime::Report(now));
             }
         }
     }
 
     /// Takes the first sample of a target, before what it allocates is inspected.
-    pub(super) fn begin(&mut self, processes: &mut ProcessTable, pid: Pid, plan: &Plan, now: MonotonicNanos) {
+    pub(super) fn begin(
+        &mut self,
+        processes: &mut ProcessTable,
+        pid: Pid,
+        scene: MemoryScene<'_>,
+        now: MonotonicNanos,
+    ) {
         if processes.get(pid).is_some_and(|target| target.was_recorded() && !target.memory.is_begun()) {
-            self.sample(processes, pid, plan, SampleTime::Periodic(now));
+            self.sample(processes, pid, scene, SampleTime::Periodic(now));
         }
     }
 
-    fn sample(&mut self, processes: &mut ProcessTable, pid: Pid, plan: &Plan, when: SampleTime) {
+    fn sample(&mut self, processes: &mut ProcessTable, pid: Pid, scene: MemoryScene<'_>, when: SampleTime) {
         let began = Instant::now();
-        processes.sample_memory(pid, plan, when);
+        processes.sample_memory(pid, scene.plan, scene.residency.before(pid), when);
         let spent = began.elapsed();
         self.saved_s -= spent.as_secs_f64();
         self.spent += spent;

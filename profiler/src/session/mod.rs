@@ -26,6 +26,7 @@ mod probes;
 mod process_table;
 mod rates;
 mod raw_stacks;
+mod residency;
 mod resume;
 mod resync;
 mod scope;

@@ -30,6 +30,7 @@ use super::stubs;
 use super::stubs::Stubs;
 use super::target::{ForkedChild, Target};
 use super::unwinding::{Tables, Unwinding};
+use crate::allocator::selection::PAGES;
 use crate::bpf::counters::Counters;
 use crate::bpf::load::{Kernel, KernelConfig, LinkKind};
 use crate::guardrail::CallCosts;
@@ -75,6 +76,7 @@ impl Probes {
             throw_safe_bytes: memory::throw_safe_bytes(),
             stubs: config.engine == Engine::Inline && links != LinkKind::Perf,
             entries: config.functions.has_entries(),
+            pages: config.heaps.wants(PAGES),
         };
         let scope = Scope::new(config, links)?;
         // The keeper starts while the kernel verifies the programs.
@@ -145,12 +147,15 @@ impl Probes {
         if target.mappings.is_unregistered() || !was_recorded {
             self.register(target);
         }
-        if target.hooks.attached_count() == 0 {
+        if target.hooks.attached_count() == 0 && !(target.hooks.is_empty() && self.kernel.records_pages()) {
             let error = target.hooks.first_error().unwrap_or("it has no hooks").to_owned();
             bail!("no probe could be attached to process `{}`: {error}", target.pid);
         }
+        let has_no_hooks = target.hooks.is_empty();
         if let Some(starting) = target.starting() {
-            let was_held = is_stopped && starting.is_held_before_mapping;
+            // No page of a stopped program was touched.
+            let is_held = starting.is_held_before_mapping || has_no_hooks && self.kernel.records_pages();
+            let was_held = is_stopped && is_held;
             let was_probed_ahead = starting.is_probed_ahead && needed.iter().all(|hook| attached_before.contains(hook));
             target.start_recording(clock::now().monotonic, was_held || was_probed_ahead);
             target.log_start();

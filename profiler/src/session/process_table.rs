@@ -1,6 +1,7 @@
 //! Targets of a session: running ones by pid, ended ones, and the sums of all others.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -231,12 +232,12 @@ impl ProcessTable {
         }
     }
 
-    pub(super) fn sample_memory(&mut self, pid: Pid, plan: &Plan, when: SampleTime) {
+    pub(super) fn sample_memory(&mut self, pid: Pid, plan: &Plan, before: Option<&[Range<u64>]>, when: SampleTime) {
         let Some(target) = self.running.get_mut(&pid).filter(|target| !target.is_gone()) else { return };
         target.files.narrow();
         let began = target.beginning.from_first_call.then_some(target.beginning.time);
         let own = target.hooks.heap_ids(&target.ledger.heaps(), plan);
-        let sampled = Sampled { pid, ledger: &target.ledger, heaps: plan.heaps(), own: &own, began };
+        let sampled = Sampled { pid, ledger: &target.ledger, heaps: plan.heaps(), own: &own, began, before };
         let facts = target.memory.sample(sampled, when);
         if let Some(recorder) = self.recorder.as_mut().filter(|_| !facts.points.is_empty()) {
             recorder.memory(&target.ledger, facts);

@@ -6,6 +6,7 @@ mod inventory;
 mod launching;
 mod observation;
 mod progress;
+mod residency;
 mod snapshot;
 
 use std::time::Duration;
@@ -30,13 +31,14 @@ use super::intake::{Intake, Owners};
 use super::jvm_maps::JvmMaps;
 use super::keeper_monitor::KeeperMonitor;
 use super::lifecycle::{Lifecycle, UNREACHED};
-use super::memory::MemorySampler;
+use super::memory::{MemorySampler, MemoryScene};
 use super::meter::ProgressMeter;
 use super::overload::{LiveSizes, Load};
 use super::probes::Probes;
 use super::process_table::ProcessTable;
 use super::rates::Rates;
 use super::raw_stacks::RawSample;
+use super::residency::Residency;
 use super::resync::Resync;
 use super::selected::Selected;
 use super::unwinding::Tables;
@@ -69,6 +71,7 @@ pub struct Session {
     jvm_maps: JvmMaps,
     memory: MemorySampler,
     inventories: Inventories,
+    residency: Residency,
     selected: Selected,
     first_attached: Option<Instant>,
 }
@@ -76,6 +79,8 @@ pub struct Session {
 /// Period of draining the ring buffer unless it fills: the longest that an event waits.
 const DRAIN_PERIOD: Duration = Duration::from_millis(20);
 const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
+
+const NO_PAGES: &str = "cannot record resident pages (`--heap pages`)";
 
 /// Period of polling targets for allocators that they have mapped meanwhile.
 const POLL_PERIOD: Duration = Duration::from_millis(250);
@@ -132,6 +137,7 @@ impl Session {
             selected,
             memory: MemorySampler::new(),
             inventories: Inventories::default(),
+            residency: Residency::default(),
             first_attached: None,
         })
     }
@@ -147,6 +153,9 @@ impl Session {
             warn!("{missed}: {error}");
             let are_due = self.config.follow_forks || is_open || error.events != ProcessEvents::Forks;
             self.lifecycle.monitors_all = !are_due;
+        }
+        if self.probes.kernel.records_pages() {
+            self.probes.kernel.attach_faults().context(NO_PAGES)?;
         }
         self.windows.started = clock::now();
         self.start_recorder()?;
@@ -186,7 +195,8 @@ impl Session {
             self.scan();
         }
         self.probes.check_foreign(false);
-        self.memory.poll(&mut self.processes, &self.probes.discovery.plan, clock::now().monotonic);
+        let scene = MemoryScene { plan: &self.probes.discovery.plan, residency: &self.residency };
+        self.memory.poll(&mut self.processes, scene, clock::now().monotonic);
         Ok(())
     }
 
@@ -258,6 +268,7 @@ impl Session {
                     self.resume_unattended_command();
                     self.find_sharing();
                     self.poll_some_stubs();
+                    self.poll_pages();
                     self.processes.read_thread_names();
                     self.dump_if_due(listener)?;
                 }
@@ -326,9 +337,9 @@ impl Session {
 
     /// Enters a batch of records. Returns whether it emptied the ring buffer.
     fn take_records(&mut self) -> bool {
-        let Self { intake, config, probes, processes, lifecycle, rates, resync, inventories, .. } = self;
+        let Self { intake, config, probes, processes, lifecycle, rates, resync, inventories, residency, .. } = self;
         processes.record_corrections();
-        intake.take(&mut Owners { config, probes, processes, lifecycle, rates, resync, inventories })
+        intake.take(&mut Owners { config, probes, processes, lifecycle, rates, resync, inventories, residency })
     }
 
     /// Adapts intervals to the load. `fill_bytes` were in the ring buffer before the drain.
@@ -407,7 +418,11 @@ impl Session {
         self.poll_generated();
         let ended = (now, self.counters()?);
         self.resync_at_end();
-        self.memory.sample_all(&mut self.processes, &self.probes.discovery.plan, now.monotonic);
+        self.compare_all_pages();
+        let scene = MemoryScene { plan: &self.probes.discovery.plan, residency: &self.residency };
+        self.memory.sample_all(&mut self.processes, scene, now.monotonic);
+        // What hooked heaps have is known now.
+        self.compare_all_pages();
         self.probes.check_foreign(true);
         self.close_replaced();
         self.verify_probes();

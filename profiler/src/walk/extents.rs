@@ -20,7 +20,7 @@ impl Allocators {
     /// of its blocks.
     pub(crate) fn extents(&mut self, scene: &Scene<'_>, heap: &str, blocks: &[TargetAddr]) -> Option<Vec<Span>> {
         let found = match heap {
-            glibc::HEAP => Some(arenas(scene)),
+            glibc::HEAP => Some(glibc_memory(scene)),
             jemalloc::HEAP => jemalloc::extents(scene, &mut self.jemalloc),
             musl::HEAP => musl::extents(scene, &mut self.musl),
             mimalloc::HEAP => mimalloc::segments(scene, blocks),
@@ -37,6 +37,14 @@ impl Allocators {
 
 /// Size and alignment of a part of an arena of glibc (`HEAP_MAX_SIZE` in malloc/arena.c).
 const ARENA_BYTES: u64 = 64 << 20;
+
+/// glibc's arenas besides the main one, and its blocks with mappings of their own.
+fn glibc_memory(scene: &Scene<'_>) -> Vec<Span> {
+    let mut found = joined(arenas(scene));
+    let mapped: Vec<Span> = scene.unknown(&found).into_iter().flat_map(|gap| glibc::mapped_from(scene, &gap)).collect();
+    found.extend(mapped);
+    found
+}
 
 /// The parts of glibc's arenas besides the main one. Each begins with the address of its arena, which is in the first part, the
 /// address of the part before, and the size of accessible memory (`heap_info`).

@@ -12,6 +12,7 @@ mod mapped;
 mod tests;
 
 use heapbpf_base::address::TargetAddr;
+use heapbpf_base::memory::Span;
 
 use self::arena::{Arena, Circle, Trace};
 use self::chunk::Chunks;
@@ -19,6 +20,11 @@ use self::lists::{Links, List, Steps, Target};
 use super::scene::{Absence, Scene, Walk, WalkedBlock, span};
 
 pub(crate) const HEAP: &str = "libc";
+
+/// Mappings of blocks that follow each other from the start of a span on.
+pub(super) fn mapped_from(scene: &Scene<'_>, gap: &Span) -> Vec<Span> {
+    mapped::from_start(scene.memory, gap)
+}
 
 pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
     let circles = arena::find(scene);

@@ -61,7 +61,7 @@ fn check_with(
     expected: Expected<'_>,
 ) {
     let contents = Contents::of(mapped, blocks.iter().copied(), &mut evidence);
-    let parts = classify(mapped, pages, &contents, &evidence);
+    let parts = classify(mapped, pages, &contents, &evidence).parts;
     let found: Vec<_> = parts.iter().map(|part| (part.class, part.name.as_deref(), part.bytes)).collect();
     assert_eq!(found, expected);
     let rss: u64 = mapped.iter().map(|memory| memory.rss_bytes).sum();
@@ -284,9 +284,9 @@ fn a_heap_keeps_a_mapping_whose_blocks_are_freed() {
     let (mut evidence, mapped) = (evidence(), [anonymous(MIB, MIB, 9 * PAGE)]);
     let pages = first_pages(&mapped);
     let contents = Contents::of(&mapped, std::iter::once(block(MIB + 32, 32, 1)), &mut evidence);
-    assert_eq!(classify(&mapped, &pages, &contents, &evidence)[0].class, MemoryClass::LiveBlocks);
+    assert_eq!(classify(&mapped, &pages, &contents, &evidence).parts[0].class, MemoryClass::LiveBlocks);
     evidence.retain(&mapped);
-    let parts = classify(&mapped, &pages, &Contents::default(), &evidence);
+    let parts = classify(&mapped, &pages, &Contents::default(), &evidence).parts;
     assert_eq!(
         parts,
         [MemoryPart { class: MemoryClass::HeapOverhead, name: Some("jemalloc".into()), bytes: 9 * PAGE }]
@@ -298,7 +298,7 @@ fn a_heap_keeps_a_mapping_whose_blocks_are_freed() {
 #[test]
 fn a_process_cannot_create_many_parts() {
     let mapped: Vec<_> = (0..50_u64).map(|at| named((1 + 2 * at) * MIB, &format!("name{at}"))).collect();
-    let parts = classify(&mapped, &first_pages(&mapped), &Contents::default(), &evidence());
+    let parts = classify(&mapped, &first_pages(&mapped), &Contents::default(), &evidence()).parts;
     assert!(parts.len() <= NAMES_MAX + 1, "{}", parts.len());
     assert_eq!(parts.iter().map(|part| part.bytes).sum::<u64>(), 50 * PAGE);
 }

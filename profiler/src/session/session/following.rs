@@ -23,6 +23,7 @@ use crate::process::selection;
 use crate::process::target::{Process, TargetError};
 use crate::session::config::Hold;
 use crate::session::lifecycle::{ParentTarget, ProcessChange, UNREACHED};
+use crate::session::memory::MemoryScene;
 use crate::session::target::{ForkedChild, Target};
 
 /// Number of polls in which every target is polled once, so that modules mapped later are hooked within a second.
@@ -195,7 +196,8 @@ impl Session {
         self.catch_up();
         let now = clock::now().monotonic;
         self.processes.note(now, None);
-        self.memory.poll(&mut self.processes, &self.probes.discovery.plan, now);
+        let scene = MemoryScene { plan: &self.probes.discovery.plan, residency: &self.residency };
+        self.memory.poll(&mut self.processes, scene, now);
         let mut pids = self.lifecycle.due_for_hooks(true);
         // A third of the targets each time: polling takes about 20 µs per process.
         self.polls = self.polls.wrapping_add(1);

@@ -36,6 +36,7 @@ use crate::bpf::counters::Counters;
 use crate::bpf::load::LoadError;
 use crate::collect::{CollectError, Collected, Held, Method, collect_held};
 use crate::session::earlier::{Earlier, Pending, Walked, Walker, aside, walk_heaps};
+use crate::session::memory::MemoryScene;
 use crate::session::target::Target;
 use crate::{keeper, walk};
 
@@ -80,7 +81,8 @@ impl Session {
         };
         target.awaits_inventory = true;
         let (opened, now) = (target.opened, clock::now().monotonic);
-        self.memory.begin(&mut self.processes, pid, &self.probes.discovery.plan, now);
+        let scene = MemoryScene { plan: &self.probes.discovery.plan, residency: &self.residency };
+        self.memory.begin(&mut self.processes, pid, scene, now);
         self.inventories.pending = Some(Pending::new(pid, opened, now));
         if !heaps.iter().any(|(name, _)| walk::is_walkable(name)) {
             return self.end_inventory(failed(walk::unsupported()));
@@ -279,7 +281,8 @@ impl Session {
             None => info!("process {pid}: {} blocks are older than the recording", inventory.blocks),
         }
         self.processes.set_inventory(pid, inventory);
-        self.memory.poll(&mut self.processes, &self.probes.discovery.plan, clock::now().monotonic);
+        let scene = MemoryScene { plan: &self.probes.discovery.plan, residency: &self.residency };
+        self.memory.poll(&mut self.processes, scene, clock::now().monotonic);
     }
 
     /// Enters the inventory of a process that has exited: the copy of its memory is complete.

@@ -24,6 +24,7 @@ use crate::recording::recorder::Recorder;
 use crate::session::command::Command;
 use crate::session::config::{Listener, Request};
 use crate::session::followed::Followed;
+use crate::session::memory::MemoryScene;
 use crate::session::target::Target;
 use crate::session::windows::Status;
 use crate::snapshot::{Snapshot, TargetState};
@@ -80,7 +81,8 @@ impl Session {
 
     fn end_window(&mut self, reason: WindowReason, now: clock::Instant) -> Window {
         let window = self.windows.end(reason, now, &self.status());
-        self.memory.sample_all(&mut self.processes, &self.probes.discovery.plan, now.monotonic);
+        let scene = MemoryScene { plan: &self.probes.discovery.plan, residency: &self.residency };
+        self.memory.sample_all(&mut self.processes, scene, now.monotonic);
         self.processes.note(now.monotonic, Some(SampleTrigger::Dump(self.windows.ended)));
         window
     }

@@ -70,6 +70,25 @@ fn alone(scene: &Scene<'_>, areas: &[Span], found: &[Mapped]) -> Vec<Mapped> {
     whole.flatten().copied().collect()
 }
 
+/// Mappings of blocks that follow each other from the start of a span on, as the kernel joins them. The process may be running.
+pub(super) fn from_start(memory: &dyn Memory, gap: &Span) -> Vec<Span> {
+    let mut found = Vec::new();
+    let mut at = gap.start.0;
+    let block = |at: u64| {
+        let [first, head] = array(memory, at)?;
+        (first & !1 == 0 && head & FLAGS == MAPPED).then_some(())?;
+        let fits = |skip: &u64| *skip < gap.end.0 - at;
+        std::iter::once(0).chain(aligned(at)).filter(fits).find_map(|skip| chunk(memory, at, skip, gap.end.0))
+    };
+    while at < gap.end.0
+        && let Some(mapped) = block(at)
+    {
+        found.push(span(mapped.start, mapped.end));
+        at = mapped.end;
+    }
+    found
+}
+
 fn find(scene: &Scene<'_>, areas: &[Span]) -> Vec<Mapped> {
     let mut all = Vec::new();
     for gap in scene.unknown(areas) {

@@ -14,15 +14,15 @@ use profiler_common::limits::STACK_FRAMES_MAX;
 use profiler_common::live::LiveBlock;
 use profiler_common::mapped::FileKey;
 use profiler_common::record::{
-    AllocRecord, ExecRecord, ForkRecord, FreeRecord, MappedRecord, RawStackHeader, RecordHeader, RecordKind,
-    RemapRecord, StackHeader, StackPageRecord,
+    AllocRecord, ExecRecord, ForkRecord, FreeRecord, MappedRecord, RangeRecord, RawStackHeader, RecordHeader,
+    RecordKind, RemapRecord, StackHeader, StackPageRecord,
 };
 use profiler_common::stack::StackEnd;
 use profiler_common::step::Registers;
 
 use self::event::{Allocation, Event, Free, Remap, Stack};
 use self::field::{DecodeError, field, word};
-use self::record::{Exec, Fork, Mapped, RawCode, RawStack, Record, StackPage};
+use self::record::{Exec, FirstTouch, Fork, Mapped, RawCode, RawStack, Record, StackPage};
 
 pub fn decode(bytes: &[u8]) -> Result<Record, DecodeError> {
     let kind = *bytes.first().ok_or(DecodeError::Short)?;
@@ -38,6 +38,7 @@ pub fn decode(bytes: &[u8]) -> Result<Record, DecodeError> {
         RecordKind::RawStack => raw_stack(bytes),
         RecordKind::StackPage => stack_page(bytes),
         RecordKind::Mapped => mapped(bytes).map(Record::Mapped),
+        RecordKind::Range => range(bytes),
         kind @ (RecordKind::Code | RecordKind::CodePlace | RecordKind::RubyCode | RecordKind::PhpCode) => {
             code(kind, bytes).map(Record::Code)
         }
@@ -102,6 +103,17 @@ fn mapped(bytes: &[u8]) -> Result<Mapped, DecodeError> {
         is_corrected: field!(bytes, MappedRecord, is_corrected, u16) != 0,
         has_replaced: field!(bytes, MappedRecord, has_replaced, u16) != 0,
     })
+}
+
+fn range(bytes: &[u8]) -> Result<Record, DecodeError> {
+    let touch = FirstTouch {
+        page: TargetAddr(field!(bytes, RangeRecord, page, u64)),
+        stack: StackId(field!(bytes, RangeRecord, stack_id, u64)),
+        tid: Tid(field!(bytes, RangeRecord, tid, u32)),
+        time: MonotonicNanos(field!(bytes, RangeRecord, time_ns, u64)),
+        memory: field!(bytes, RangeRecord, memory, u32),
+    };
+    Ok(Record::Range(Pid(field!(bytes, RangeRecord, header.tgid, u32)), touch))
 }
 
 fn remap(bytes: &[u8]) -> Result<Remap, DecodeError> {
@@ -210,6 +222,17 @@ mod tests {
     fn allocations_decode() {
         assert_eq!(decode(&alloc_bytes(1)), Ok(Record::Event(Event::Alloc(allocation()))));
         assert_eq!(decode(&alloc_bytes(3)), Ok(Record::Event(Event::Restore(allocation()))));
+    }
+
+    #[test]
+    fn first_touches_decode() {
+        let mut bytes = vec![16, 0, 0, 0];
+        bytes.extend(42u32.to_ne_bytes());
+        [0x7f00_1000u64, 88, 99].iter().for_each(|word| bytes.extend(word.to_ne_bytes()));
+        [44u32, 7].iter().for_each(|word| bytes.extend(word.to_ne_bytes()));
+        let (page, time) = (TargetAddr(0x7f00_1000), MonotonicNanos(88));
+        let touch = FirstTouch { page, stack: StackId(99), tid: Tid(44), time, memory: 7 };
+        assert_eq!(decode(&bytes), Ok(Record::Range(Pid(42), touch)));
     }
 
     #[test]

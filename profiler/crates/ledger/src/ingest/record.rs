@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use heapbpf_base::address::{FileOffset, TargetAddr};
-use heapbpf_base::ids::{Pid, StackId};
+use heapbpf_base::ids::{Pid, StackId, Tid};
 use heapbpf_base::units::MonotonicNanos;
 use profiler_common::mapped::FileKey;
 use profiler_common::record::RecordKind;
@@ -23,6 +23,8 @@ pub enum Record {
     Code(RawCode),
     /// A target has mapped a library, or something where it had code; stacks through it may follow.
     Mapped(Mapped),
+    /// A target has touched a range of memory for the first time.
+    Range(Pid, FirstTouch),
     /// The memory that a stack was unwound from. Sent on request only, and possibly before the frames.
     RawStack(Pid, StackId, RawStack),
     /// A page of a stack that the kernel side did not unwind completely; all pages precede the frames.
@@ -71,6 +73,18 @@ pub struct Mapped {
     pub is_corrected: bool,
     /// Whether there was registered code of another file.
     pub has_replaced: bool,
+}
+
+/// The first touch of a range of memory, which may have made all pages of the range resident.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FirstTouch {
+    /// Address of the page.
+    pub page: TargetAddr,
+    pub stack: StackId,
+    pub tid: Tid,
+    pub time: MonotonicNanos,
+    /// Distinguishes the program from others that the process has executed.
+    pub memory: u32,
 }
 
 /// A copy of a stack, with the registers at the entry of the hooked function.
