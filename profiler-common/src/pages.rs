@@ -5,6 +5,8 @@
 //! thread or in a forked child, is in the sample again or is not; a longer interval leaves a part of the sample; and the agent knows which
 //! pages of a huge page are in it.
 
+use crate::stack::StackHasher;
+
 /// Set in the addresses of pages among those of blocks: a block may begin where a page does. No process has memory there.
 pub const PAGE_FLAG: u64 = 1 << 63;
 
@@ -17,22 +19,15 @@ pub const PAGES_HOOK: u16 = u16::MAX;
 /// Binary logarithm of the size of the ranges whose first touch is reported: a huge page of x86-64, and of aarch64 with pages of 4 KiB.
 pub const RANGE_SHIFT: u32 = 21;
 
-/// Ranges whose first touch the kernel side remembers: 128 GiB.
-pub const RANGES_MAX: u32 = 1 << 16;
-
-/// Key of the kernel side's map of ranges. 16 bytes, no padding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(C)]
-pub struct RangeKey {
-    /// Address divided by the size of a range.
-    pub range: u64,
-    /// Process id in the initial PID namespace.
-    pub tgid: u32,
-    /// Distinguishes the program from the one before the process's last exec.
-    pub memory: u32,
+/// Id of a range among those of stacks: the kernel side remembers both in one table. `memory` distinguishes the program from others that the
+/// process has executed.
+#[inline(always)]
+pub fn range_id(seed: u64, tgid: u32, memory: u32, page: u64) -> u64 {
+    let mut hasher = StackHasher::new(seed, tgid);
+    hasher.add(page >> RANGE_SHIFT);
+    hasher.add(memory as u64);
+    hasher.finish()
 }
-
-const _: () = assert!(size_of::<RangeKey>() == 16);
 
 /// Position of a page in the sample: uniform in 64 bits. `page` is its address, `seed` a random number of the session, so that a target
 /// cannot choose pages that are not sampled.

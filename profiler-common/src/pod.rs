@@ -6,7 +6,6 @@ use crate::hotspot::Hotspot;
 use crate::interpreter::Interpreter;
 use crate::live::{LiveBlock, LiveKey};
 use crate::mapped::{CodeFile, FileKey, MappingState};
-use crate::pages::RangeKey;
 use crate::php::Php;
 use crate::ruby::Ruby;
 use crate::sampling::SamplingRate;
@@ -35,8 +34,6 @@ unsafe impl aya::Pod for FileKey {}
 unsafe impl aya::Pod for CodeFile {}
 // SAFETY: as above.
 unsafe impl aya::Pod for MappingState {}
-// SAFETY: as above.
-unsafe impl aya::Pod for RangeKey {}
 // SAFETY: as above.
 unsafe impl aya::Pod for Hotspot {}
 // SAFETY: as above.

@@ -282,7 +282,7 @@ pub struct RangeRecord {
     pub time_ns: u64,
     pub stack_id: u64,
     pub tid: u32,
-    /// As in a [`RangeKey`](crate::pages::RangeKey).
+    /// As in [`range_id`](crate::pages::range_id).
     pub memory: u32,
 }
 

@@ -10,18 +10,18 @@
 //!
 //! Pages are blocks of the live set at their address with [`PAGE_FLAG`]. The agent removes those that are not resident any more.
 
-use aya_ebpf::bindings::BPF_ANY;
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::helpers::generated::{bpf_get_current_task_btf, bpf_task_pt_regs};
 use profiler_common::interval::Interval;
 use profiler_common::live::{LiveBlock, LiveKey};
-use profiler_common::pages::{PAGE_FLAG, PAGES_HEAP, PAGES_HOOK, RANGE_SHIFT, RangeKey, is_sampled, position};
+use profiler_common::pages::{PAGE_FLAG, PAGES_HEAP, PAGES_HOOK, is_sampled, position, range_id};
 use profiler_common::record::{RangeRecord, RecordHeader, RecordKind};
 use profiler_common::sampling::{SamplingRate, back_pressure_exponent};
 use profiler_common::target::BORROWS_MEMORY;
 
-use crate::maps::{RANGES, RATES, TARGETS};
+use crate::maps::{RATES, TARGETS};
 use crate::process::{Arguments, Task};
+use crate::seen::is_new;
 use crate::{arch, config, emit, live, sample, stack};
 
 /// Bits of the error code of a page fault (arch/x86/include/asm/trap_pf.h).
@@ -65,8 +65,8 @@ pub(crate) fn faulted(arguments: &Arguments) {
         return;
     }
     let interval_code = sampled(page, rate);
-    let range = if config::huge_pages() { first_in_range(tgid, page) } else { None };
-    if interval_code == 0 && range.is_none() {
+    let range = if config::huge_pages() { first_in_range(tgid, page) } else { 0 };
+    if interval_code == 0 && range & FIRST == 0 {
         return;
     }
     // A fault in the kernel is one of a system call, most often.
@@ -90,14 +90,14 @@ pub(crate) fn faulted(arguments: &Arguments) {
         let [stack_id, time, size] = block.words();
         live::enter_block(key.address, stack_id, time, size, u64::from(PAGES_HOOK) << 32 | RecordKind::Alloc as u64);
     }
-    if let Some(range) = range {
+    if range & FIRST != 0 {
         emit::record(RangeRecord {
             header: RecordHeader::new(RecordKind::Range, tgid),
             page,
             time_ns: emit::now_ns(),
             stack_id,
             tid: thread as u32,
-            memory: range.memory,
+            memory: range as u32,
         });
     }
 }
@@ -128,15 +128,15 @@ fn sampled(page: u64, rate: &SamplingRate) -> u32 {
     }
 }
 
-/// The range of a page that the process has not touched before. Notes that it has.
+/// Set in the result of [`first_in_range`] if the process has not touched the range before.
+const FIRST: u64 = 1 << 32;
+
+/// Notes that the process touches the page's range. The lower half of the result distinguishes its program from others; [`FIRST`] is set if it
+/// is the first touch. A word, because the compiler leaves the payload of an empty option undefined, which the verifier refuses.
 #[inline(always)]
-fn first_in_range(tgid: u32, page: u64) -> Option<RangeKey> {
+fn first_in_range(tgid: u32, page: u64) -> u64 {
     // Structures are aligned to the lines of a cache.
-    let memory = Task::current().memory().unwrap_or(0) >> 6;
-    let key = RangeKey { range: page >> RANGE_SHIFT, tgid, memory: memory as u32 };
-    if RANGES.get_ptr(&key).is_some() {
-        return None;
-    }
-    let _ = RANGES.insert(&key, &0, u64::from(BPF_ANY));
-    Some(key)
+    let memory = (Task::current().memory().unwrap_or(0) >> 6) as u32;
+    let is_first = is_new(range_id(config::stack_seed(), tgid, memory, page));
+    memory as u64 | if is_first { FIRST } else { 0 }
 }

@@ -14,7 +14,6 @@ use profiler_common::limits::{
 };
 use profiler_common::live::{LiveBlock, LiveKey};
 use profiler_common::mapped::{CodeFile, FileKey, MappingState};
-use profiler_common::pages::RangeKey;
 use profiler_common::php::Php;
 use profiler_common::ruby::Ruby;
 use profiler_common::rule_cache::CachedRule;
@@ -68,7 +67,7 @@ pub(crate) static STUB_CALLS: HashMap<u32, [u64; 2]> = HashMap::with_max_entries
 #[map]
 pub(crate) static EXECS: LruHashMap<u32, u64> = LruHashMap::with_max_entries(EXECS_SEEN, 0);
 
-/// Ids of stacks whose frames have been sent, by [`seen_bucket`](profiler_common::stack::seen_bucket). An array instead of a
+/// Ids of stacks whose frames have been sent, and of ranges of memory whose first touch was, by [`seen_bucket`](profiler_common::stack::seen_bucket). An array instead of a
 /// hash map, because every sampled call searches it. The agent removes ids.
 #[map]
 pub(crate) static STACKS: Array<[u64; STACK_WAYS]> = Array::with_max_entries(STACK_BUCKETS, BPF_F_MMAPABLE);
@@ -122,11 +121,6 @@ pub(crate) static MAPPING_STATES: HashMap<u32, MappingState> = HashMap::with_max
 /// Unwind tables by file, which the agent maintains: of modules that a target uses.
 #[map]
 pub(crate) static CODE_FILES: HashMap<FileKey, CodeFile> = HashMap::with_max_entries(CODE_FILES_MAX, BPF_F_NO_PREALLOC);
-
-/// Ranges of memory that targets have touched, by process, its memory and number of the range. The agent removes ranges that are not resident
-/// any more. If pages are not recorded, it has one element.
-#[map]
-pub(crate) static RANGES: LruHashMap<RangeKey, u32> = LruHashMap::with_max_entries(1, 0);
 
 /// CPython in processes, by number, which [`PROCESSES`] has.
 #[map]

@@ -1,4 +1,4 @@
-//! What the agent has: frames of stacks and code of interpreters, by their ids.
+//! What the agent has: frames of stacks, code of interpreters, and first touches of memory, by their ids.
 
 use profiler_common::limits::STACK_WAYS;
 use profiler_common::stack::seen_bucket;

@@ -4,13 +4,14 @@ use std::fmt;
 use std::str::FromStr;
 
 use heapbpf_base::units::parse_bytes;
+use heapbpf_ledger::model::HeapProfile;
 use profiler_common::limits::INTERVAL_BYTES_MAX;
 use thiserror::Error;
 
 /// Name of the heap of mappings. It is recorded on request only: other heaps allocate most of the mapped memory.
 pub(crate) const MMAP: &str = "mmap";
-/// Name of the heap of resident pages. It is recorded on request only: other heaps' blocks are in most of them.
-pub(crate) const PAGES: &str = "pages";
+/// Name of the heap of resident pages. Beside other heaps, it has those that have none of their memory.
+pub(crate) const PAGES: &str = HeapProfile::PAGES;
 pub(crate) const ALL: &str = "all";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,18 +20,29 @@ pub struct HeapSelection {
     pub only: Vec<String>,
     pub excluded: Vec<String>,
     pub intervals: Vec<HeapInterval>,
+    /// Whether resident pages are recorded beside all other heaps, where they can be.
+    pub has_pages: bool,
 }
 
 impl HeapSelection {
     pub fn wants(&self, heap: &str) -> bool {
         let named = |name: &str| self.only.iter().any(|only| only == name);
-        let default = !matches!(heap, MMAP | PAGES) && (self.only.is_empty() || named(ALL));
+        let default = match heap {
+            MMAP => false,
+            PAGES => self.has_pages && self.only.is_empty(),
+            _ => self.only.is_empty() || named(ALL),
+        };
         (default || named(heap)) && !self.excluded.iter().any(|excluded| excluded == heap)
+    }
+
+    /// Whether the user has named the heap of pages.
+    pub(crate) fn requires_pages(&self) -> bool {
+        self.wants(PAGES) && !self.only.is_empty()
     }
 
     /// Whether no function is hooked: only resident pages are recorded.
     pub(crate) fn is_pages_alone(&self) -> bool {
-        self.wants(PAGES) && self.only.iter().all(|only| only == PAGES)
+        self.requires_pages() && self.only.iter().all(|only| only == PAGES)
     }
 
     /// The heap's own interval in bytes, if it has one. The last interval given counts.
@@ -90,7 +102,7 @@ mod tests {
 
     fn selection(only: &[&str], excluded: &[&str]) -> HeapSelection {
         let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        HeapSelection { only: owned(only), excluded: owned(excluded), intervals: Vec::new() }
+        HeapSelection { only: owned(only), excluded: owned(excluded), ..HeapSelection::default() }
     }
 
     #[test]
@@ -111,6 +123,17 @@ mod tests {
         check(&["pages"], &[], "libc", false);
         check(&[], &["libc"], "libc", false);
         check(&["libc"], &["libc"], "libc", false);
+    }
+
+    #[test]
+    fn pages_complete_the_default_selection() {
+        let with_pages =
+            |only: &[&str], excluded: &[&str]| HeapSelection { has_pages: true, ..selection(only, excluded) };
+        assert!(with_pages(&[], &[]).wants(PAGES) && !with_pages(&[], &[]).requires_pages());
+        assert!(!with_pages(&[], &[PAGES]).wants(PAGES));
+        assert!(!with_pages(&["libc"], &[]).wants(PAGES));
+        assert!(with_pages(&[PAGES], &[]).is_pages_alone() && !with_pages(&[], &[]).is_pages_alone());
+        assert!(!with_pages(&["all", PAGES], &[]).is_pages_alone());
     }
 
     #[test]

@@ -11,7 +11,6 @@ use aya::{Ebpf, EbpfLoader};
 use profiler_common::hook::{HookCookie, NestedCallers};
 use profiler_common::limits::{INFLIGHT_BUCKETS, INFLIGHT_CALLS_MAX, PROBES_MAX, SCRATCH_SHARED};
 use profiler_common::live::LiveKey;
-use profiler_common::pages::RANGES_MAX;
 use profiler_common::sampling::SamplingRate;
 use serde::{Deserialize, Serialize};
 use tracing::debug;
@@ -139,7 +138,7 @@ pub struct Kernel {
     /// Whether the kernel side sees what targets map where they had code.
     pub(super) watches_mappings: bool,
     /// Whether resident pages are recorded.
-    records_pages: bool,
+    pub(super) records_pages: bool,
     stack_seed: u64,
     pub(super) task_layout: Result<TaskLayout, LayoutError>,
     features: Features,
@@ -209,7 +208,6 @@ impl Kernel {
             .map_max_entries("EVENTS", config.ring_bytes)
             .map_max_entries("LIVE", config.live_blocks_max)
             .map_max_entries("SCRATCH", scratch_areas)
-            .map_max_entries("RANGES", if config.pages { RANGES_MAX } else { 1 })
             .map_max_entries("RAW", raw_areas);
         override_mappings(&mut loader, &mapping);
         let object = adapt(object()?, features).ok_or_else(|| LoadError::Relocation("it is malformed".to_owned()))?;

@@ -1,15 +1,12 @@
 //! Targets in the kernel side's maps, and the tracepoints for forks, execs and exits.
 
-use std::os::fd::AsFd;
 use std::time::Duration;
 
-use aya::maps::{HashMap, Map, MapData, MapError};
+use aya::maps::{HashMap, MapData, MapError};
 use aya::programs::{ProgramError, RawTracePoint};
 use heapbpf_base::ids::Pid;
 use heapbpf_linux::bpf::{LOADS_MAX, is_interrupted, recursion_misses};
-use heapbpf_linux::bpf_map::remove_hash;
 use profiler_common::counter::Counter;
-use profiler_common::pages::RangeKey;
 use profiler_common::target::{REPORTS_FREES, SAMPLED_CALLS, SHARES_PROBES, TRAPPED_CALLS};
 use profiler_common::unwind::ProcessMappings;
 use thiserror::Error;
@@ -22,7 +19,6 @@ use super::program::refuse_private_stack;
 
 const TARGETS: &str = "TARGETS";
 const STUB_CALLS: &str = "STUB_CALLS";
-const RANGES: &str = "RANGES";
 pub(super) const PROCESSES: &str = "PROCESSES";
 /// Names of programs, and their tracepoint. Several programs are copies with a recursion guard each: see
 /// `profiler-ebpf/src/process.rs`.
@@ -111,8 +107,14 @@ impl Kernel {
         Ok(())
     }
 
-    /// Attaches the tracepoints for page faults. Must precede setting targets.
+    /// Attaches the tracepoints for page faults. Must precede setting targets. If it fails, pages are not recorded.
     pub fn attach_faults(&mut self) -> Result<(), TracepointReason> {
+        let attached = self.attach_both_faults();
+        self.records_pages &= attached.is_ok();
+        attached
+    }
+
+    fn attach_both_faults(&mut self) -> Result<(), TracepointReason> {
         let (name, tracepoints) = FAULT;
         let program: &mut RawTracePoint = self.program(name)?;
         load(program).map_err(|error| LoadError::program(name, &error.to_string()))?;
@@ -122,13 +124,6 @@ impl Kernel {
             attached.map_err(|error| TracepointReason::Attach { tracepoint, reason: error.to_string() })?;
         }
         Ok(())
-    }
-
-    /// Forgets that a process has touched ranges of memory: the next touch of each is reported.
-    pub(crate) fn forget_ranges(&self, keys: &[RangeKey]) -> Result<(), LoadError> {
-        let failed = |source| LoadError::Map { name: RANGES, source };
-        let Map::LruHashMap(data) = self.map(RANGES)? else { return Err(LoadError::Missing(RANGES)) };
-        remove_hash(data.fd().as_fd(), keys, |_| ()).map_err(|error| failed(MapError::IoError(error)))
     }
 
     /// Has the kernel side see what targets map where they had code. If it cannot, code at a used address is noticed when the

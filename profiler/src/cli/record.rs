@@ -14,6 +14,7 @@ use anyhow::{Result, bail};
 use bytesize::ByteSize;
 use heapbpf_base::shown::{self, Shown};
 use heapbpf_ledger::model::Profile;
+use heapbpf_linux::memory::page_bytes;
 use heapbpf_linux::rights::Rights;
 use heapbpf_linux::signals::{ExitAtSignal, Inherited};
 use heapbpf_report::suppressions::Suppressions;
@@ -91,6 +92,8 @@ fn config(args: &RecordArgs) -> Result<SessionConfig> {
             only: args.heap.clone(),
             excluded: args.exclude_heap.clone(),
             intervals: args.heap_interval.clone(),
+            // An exact recording is one of blocks.
+            has_pages: u64::from(args.common.interval.bytes()) >= page_bytes(),
         },
         hold: args.hold,
         interval: args.common.interval,

@@ -89,6 +89,11 @@ impl Plan {
         Self { heaps: vec![PAGES.to_owned()], ..Self::default() }
     }
 
+    /// The heap of resident pages, if the session records them.
+    pub(crate) fn pages(&self) -> Option<HeapId> {
+        self.heaps.first().is_some_and(|heap| heap == PAGES).then_some(HeapId(PAGES_HEAP))
+    }
+
     /// Numbers the hook if it is new; then `place` computes its placement, whose error is stored with it.
     pub(crate) fn add(
         &mut self,

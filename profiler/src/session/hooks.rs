@@ -335,6 +335,9 @@ impl Hooks {
 
     pub(super) fn heap_ids(&self, totals: &[(HeapId, Totals)], plan: &Plan) -> Vec<HeapId> {
         let mut ids: Vec<HeapId> = totals.iter().map(|(id, _)| *id).collect();
+        if let Some(pages) = plan.pages().filter(|pages| !ids.contains(pages)) {
+            ids.push(pages);
+        }
         // A heap that is reached only in special cases is in use if it has events.
         for heap in self.mapped().filter(|hook| hook.reached).map(|hook| plan.hook(hook.id).heap) {
             if !ids.contains(&heap) {

@@ -9,6 +9,7 @@ use heapbpf_base::units::MonotonicNanos;
 use heapbpf_ledger::ingest::event::Event;
 use heapbpf_ledger::model::IntervalChange;
 use heapbpf_linux::clock;
+use heapbpf_linux::memory::page_bytes;
 use heapbpf_report::text;
 use profiler_common::interval::Interval;
 use profiler_common::sampling::SamplingRate;
@@ -17,7 +18,7 @@ use tracing::{info, warn};
 use super::config::SessionConfig;
 use super::overload::{LiveSizes, Load, Overload, RateChange};
 use crate::allocator::hook_set::HookSet;
-use crate::allocator::selection::{HeapSelection, MMAP};
+use crate::allocator::selection::{HeapSelection, MMAP, PAGES};
 use crate::bpf::load::{Kernel, LoadError};
 use crate::probe::plan::Plan;
 
@@ -66,6 +67,9 @@ const CHANGES_MAX: usize = 1000;
 /// Maximum to which intervals are raised: beyond it, so little is sampled that sampling costs nothing.
 const INTERVAL_BYTES_RAISED_MAX: u32 = 16 << 20;
 
+/// Interval of resident pages, unless the common one is larger or less than a page.
+const PAGES_INTERVAL_BYTES: u32 = 128 << 10;
+
 impl Rates {
     pub(super) fn new(config: &SessionConfig) -> Self {
         let now = clock::now().monotonic;
@@ -99,7 +103,14 @@ impl Rates {
 
     fn configured(&self, heap: &str) -> Interval {
         let own = self.selection.interval_bytes(heap).or_else(|| self.functions.interval_bytes(heap));
-        own.map_or(self.interval, Interval::nearest)
+        let common = || if heap == PAGES { self.interval_of_pages() } else { self.interval };
+        own.map_or_else(common, Interval::nearest)
+    }
+
+    /// The interval of pages, unless they have their own. Each sampled fault takes as long as a fault.
+    fn interval_of_pages(&self) -> Interval {
+        let is_below_page = u64::from(self.interval.bytes()) < page_bytes();
+        if is_below_page { self.interval } else { self.interval.max(Interval::nearest(PAGES_INTERVAL_BYTES)) }
     }
 
     /// The interval that a heap is sampled at.

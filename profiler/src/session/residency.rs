@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use heapbpf_base::address::TargetAddr;
-use heapbpf_base::ids::{HeapId, Pid};
+use heapbpf_base::ids::{HeapId, Pid, StackId};
 use heapbpf_base::memory::Span;
 use heapbpf_base::units::MonotonicNanos;
 use heapbpf_ledger::ingest::event::Allocation;
@@ -23,7 +23,7 @@ use heapbpf_linux::proc::maps;
 use heapbpf_linux::proc::process::entry_path;
 use heapbpf_linux::process_memory::{Pages, scan_entries, scan_pages};
 use profiler_common::interval::Interval;
-use profiler_common::pages::{PAGE_FLAG, PAGES_HEAP, RANGE_SHIFT, RangeKey, is_sampled, position};
+use profiler_common::pages::{PAGE_FLAG, PAGES_HEAP, RANGE_SHIFT, is_sampled, position, range_id};
 use profiler_common::sampling::{SamplingRate, probability};
 use rustc_hash::FxHashMap;
 use tracing::debug;
@@ -218,21 +218,21 @@ impl Residency {
         pages.map(|(page, touch)| block(page, touch)).filter(|block| !ledger.is_live(block.address)).collect()
     }
 
-    /// Has ranges without a resident page reported again. Returns their keys in the kernel side's map, which must be removed there.
-    pub(super) fn forget_empty(&mut self, pid: Pid, scan: &Scan) -> Vec<RangeKey> {
+    /// Has ranges without a resident page reported again. Returns their ids in the kernel side's table, which must be removed there.
+    pub(super) fn forget_empty(&mut self, pid: Pid, scan: &Scan, seed: u64) -> Vec<StackId> {
         let Some(touched) = self.touched.get_mut(&pid) else { return Vec::new() };
-        let mut keys = Vec::new();
+        let mut ids = Vec::new();
         for range in &scan.empty {
             let Some(toucher) = touched.ranges.get_mut(range) else { continue };
             if toucher.is_forgotten {
                 touched.ranges.remove(range);
             } else if toucher.touch.time < scan.time {
-                // A touch may precede the removal of the key. So the range is kept until the next scan.
+                // A touch may precede the removal of the id. So the range is kept until the next scan.
                 toucher.is_forgotten = true;
-                keys.push(RangeKey { range: *range, tgid: pid.0, memory: toucher.touch.memory });
+                ids.push(StackId(range_id(seed, pid.0, toucher.touch.memory, range << RANGE_SHIFT)));
             }
         }
-        keys
+        ids
     }
 }
 
@@ -338,7 +338,7 @@ fn spans(ranges: &BTreeSet<u64>) -> Vec<Range<u64>> {
 
 #[cfg(test)]
 mod tests {
-    use heapbpf_base::ids::{StackId, Tid};
+    use heapbpf_base::ids::Tid;
 
     use super::*;
 
@@ -407,14 +407,14 @@ mod tests {
         let mut residency = Residency::default();
         residency.touch(PID, touch(4 * RANGE_BYTES, 1, 5));
         let (empty, full) = (scan(&[], &[4]), scan(&[4 * RANGE_BYTES..4 * RANGE_BYTES + page_bytes()], &[]));
-        assert_eq!(residency.forget_empty(PID, &empty), [RangeKey { range: 4, tgid: 7, memory: 1 }]);
+        assert_eq!(residency.forget_empty(PID, &empty, 9), [StackId(range_id(9, 7, 1, 4 * RANGE_BYTES))]);
         assert_eq!(found(&residency, &full, &Ledger::new(PID)).len(), 1, "touched before it was forgotten");
         residency.touch(PID, touch(4 * RANGE_BYTES, 2, 6));
         assert_eq!(found(&residency, &full, &Ledger::new(PID))[0].1, 2);
         residency.touch(PID, touch(4 * RANGE_BYTES, 3, 7));
         assert_eq!(found(&residency, &full, &Ledger::new(PID))[0].1, 2, "reported again");
-        assert_eq!(residency.forget_empty(PID, &empty).len(), 1);
-        assert!(residency.forget_empty(PID, &empty).is_empty());
+        assert_eq!(residency.forget_empty(PID, &empty, 9).len(), 1);
+        assert!(residency.forget_empty(PID, &empty, 9).is_empty());
         assert!(found(&residency, &full, &Ledger::new(PID)).is_empty());
     }
 

@@ -18,7 +18,7 @@ use heapbpf_linux::{clock, memory};
 use profiler_common::counter::Counter;
 use profiler_common::unwind::RowCell;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use super::command::{Command, Held, Launched};
 use super::config::{Control, Engine, Listener, SessionConfig};
@@ -154,9 +154,7 @@ impl Session {
             let are_due = self.config.follow_forks || is_open || error.events != ProcessEvents::Forks;
             self.lifecycle.monitors_all = !are_due;
         }
-        if self.probes.kernel.records_pages() {
-            self.probes.kernel.attach_faults().context(NO_PAGES)?;
-        }
+        self.attach_faults()?;
         self.windows.started = clock::now();
         self.start_recorder()?;
         self.prepare_to_hold();
@@ -198,6 +196,21 @@ impl Session {
         let scene = MemoryScene { plan: &self.probes.discovery.plan, residency: &self.residency };
         self.memory.poll(&mut self.processes, scene, clock::now().monotonic);
         Ok(())
+    }
+
+    /// Attaches to page faults, if they are recorded. Fails if the user has asked for that.
+    fn attach_faults(&mut self) -> Result<()> {
+        if !self.probes.kernel.records_pages() {
+            return Ok(());
+        }
+        match self.probes.kernel.attach_faults() {
+            Err(error) if self.config.heaps.requires_pages() => Err(error).context(NO_PAGES),
+            Err(error) => {
+                info!("resident pages are not recorded: {error}");
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
     }
 
     pub fn has_begun(&self) -> bool {

@@ -11,6 +11,7 @@ use heapbpf_report::text::{counted, printable};
 use tokio::time::Instant;
 
 use super::Session;
+use crate::allocator::selection::PAGES;
 use crate::bpf::counters::Counters;
 use crate::session::config::Progress;
 use crate::session::meter::ProgressMeter;
@@ -29,10 +30,19 @@ impl Session {
         if names.is_empty() {
             return format!("{}, of which none runs yet", self.config.selection);
         }
-        let functions = counted(self.functions_hooked() as u64, "function");
-        let heaps = self.probes.discovery.plan.heaps().join(", ");
+        let heaps = self.probes.discovery.plan.heaps().iter().map(String::as_str);
+        let hooked: Vec<&str> = heaps.filter(|heap| *heap != PAGES).collect();
+        let functions = || {
+            let count = counted(self.functions_hooked() as u64, "function");
+            format!("{count} of heap {}", hooked.join(", "))
+        };
+        let what = match (hooked.is_empty(), self.probes.kernel.records_pages()) {
+            (true, true) => "resident pages".to_owned(),
+            (false, true) => format!("{}, and resident pages", functions()),
+            (_, false) => functions(),
+        };
         let later = if self.config.selection.is_open() { "; processes that start later too" } else { "" };
-        format!("{}: {functions} of heap {heaps}{later}", names.join(", "))
+        format!("{}: {what}{later}", names.join(", "))
     }
 
     /// Number of different functions that are hooked in any process, as the report counts them.

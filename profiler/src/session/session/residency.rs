@@ -62,8 +62,8 @@ impl Session {
         let interval = self.rates.current(HEAP);
         let found = self.residency.found(pid, scan, &target.ledger, interval, self.probes.kernel.stack_seed());
         self.enter_pages(pid, &found);
-        let forgotten = self.residency.forget_empty(pid, scan);
-        if let Err(error) = self.probes.kernel.forget_ranges(&forgotten) {
+        let forgotten = self.residency.forget_empty(pid, scan, self.probes.kernel.stack_seed());
+        if let Err(error) = self.probes.kernel.forget_stacks(&forgotten) {
             debug!("process {pid}: {error}");
         }
     }

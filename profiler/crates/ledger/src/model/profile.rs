@@ -91,6 +91,15 @@ pub struct HeapProfile {
     pub totals: Totals,
 }
 
+impl HeapProfile {
+    /// Name of the heap of resident pages, which no function allocates.
+    pub const PAGES: &str = "pages";
+
+    pub fn is_pages(&self) -> bool {
+        self.name == Self::PAGES
+    }
+}
+
 /// Index into [`Profile::frames`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FrameId(pub u32);

@@ -7,7 +7,7 @@ use strum::{IntoStaticStr, VariantArray};
 use super::health::Health;
 use super::loss::Loss;
 use super::process::Origin;
-use super::profile::{Profile, TargetProfile};
+use super::profile::{HeapProfile, Profile, TargetProfile};
 
 /// What can be missing from a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, IntoStaticStr, VariantArray)]
@@ -161,7 +161,9 @@ fn measure(profile: &Profile, defect: Defect) -> (u64, f64) {
         }
         Defect::UnhookedProcesses => {
             let has_hooks = |target: &&TargetProfile| {
-                target.heaps.iter().flat_map(|heap| &heap.hooks).any(|hook| hook.error.is_none())
+                let is_recorded =
+                    |heap: &HeapProfile| heap.is_pages() || heap.hooks.iter().any(|hook| hook.error.is_none());
+                target.heaps.iter().any(is_recorded)
             };
             let unhooked = profile.targets.len() - profile.targets.iter().filter(has_hooks).count();
             counted(unhooked as u64, processes)

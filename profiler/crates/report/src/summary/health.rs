@@ -152,7 +152,10 @@ impl Page {
 
     fn hooks(&mut self, profile: &Profile) {
         let hooks = describe::each_once(profile);
-        if hooks.is_empty() && !profile.targets.is_empty() {
+        let has_pages = profile.targets.iter().any(|target| target.heaps.iter().any(HeapProfile::is_pages));
+        if hooks.is_empty() && has_pages {
+            self.line(PLAIN, "  hooks: none; resident pages are recorded");
+        } else if hooks.is_empty() && !profile.targets.is_empty() {
             self.line(WARNING, "  hooks: none, because no allocator was found");
         } else if hooks.is_empty() {
             self.line(PLAIN, "  hooks: none");
