@@ -14,7 +14,7 @@ use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::helpers::generated::{bpf_get_current_task_btf, bpf_task_pt_regs};
 use profiler_common::interval::Interval;
 use profiler_common::live::{LiveBlock, LiveKey};
-use profiler_common::pages::{PAGE_FLAG, PAGES_HEAP, PAGES_HOOK, is_sampled, position, range_id};
+use profiler_common::pages::{PAGE_FLAG, PAGES_HEAP, is_sampled, position, range_id};
 use profiler_common::record::{RangeRecord, RecordHeader, RecordKind};
 use profiler_common::sampling::{SamplingRate, back_pressure_exponent};
 use profiler_common::target::BORROWS_MEMORY;
@@ -87,8 +87,7 @@ pub(crate) fn faulted(arguments: &Arguments) {
     if interval_code != 0 {
         let interval = Interval::from_code(interval_code);
         let block = LiveBlock::new(1 << config::page_shift(), emit::now_ns(), stack_id, interval, PAGES_HEAP);
-        let [stack_id, time, size] = block.words();
-        live::enter_block(key.address, stack_id, time, size, u64::from(PAGES_HOOK) << 32 | RecordKind::Alloc as u64);
+        live::enter_page(thread, &key, block);
     }
     if range & FIRST != 0 {
         emit::record(RangeRecord {

@@ -4,6 +4,7 @@ use aya_ebpf::bindings::BPF_NOEXIST;
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use profiler_common::counter::Counter;
 use profiler_common::live::{FILTER_FULL, LiveBlock, LiveKey};
+use profiler_common::pages::PAGES_HOOK;
 use profiler_common::record::{AllocRecord, FreeRecord, RecordHeader, RecordKind, UNKNOWN_ADDRESS};
 
 use crate::call::{Call, Store};
@@ -116,6 +117,19 @@ pub(crate) fn take(call: &Call<impl Store>, address: u64) -> Option<LiveBlock> {
         age_us: FreeRecord::age_us(block.time_us(), now_ns / 1000),
     });
     Some(block)
+}
+
+/// Inserts a page and writes a record. One that another thread is touching at the same time is that thread's.
+#[inline(always)]
+pub(crate) fn enter_page(thread: u64, key: &LiveKey, block: LiveBlock) {
+    match insert(key, &block) {
+        Ok(()) => write(RecordKind::Alloc, thread, key.address, PAGES_HOOK, 0, block),
+        Err(error) if error == -EEXIST => {}
+        Err(_) => {
+            count(Counter::LiveSetFull);
+            lose(Counter::UntrackedBytes, Counter::UntrackedBlocks, block);
+        }
+    }
 }
 
 /// Whether a block is in the live set.

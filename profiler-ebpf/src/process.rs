@@ -65,9 +65,11 @@ impl Task {
     /// Whether page faults of the kernel on behalf of the task fail at once. So do those of BPF programs that read user memory.
     #[inline(always)]
     pub(crate) fn has_faults_disabled(&self) -> bool {
+        // The read itself disables them once (`copy_from_kernel_nofault` in mm/maccess.c).
+        const BY_READ: u32 = 1;
         let offset = config::task_faults_disabled_offset();
         // SAFETY: the helper checks the address.
-        offset == 0 || unsafe { bpf_probe_read_kernel((self.0 + offset) as *const u32) } != Ok(0)
+        offset == 0 || unsafe { bpf_probe_read_kernel((self.0 + offset) as *const u32) } != Ok(BY_READ)
     }
 
     #[inline(always)]

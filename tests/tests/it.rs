@@ -42,6 +42,7 @@ mod model;
 mod newcomer;
 mod observation;
 mod overload;
+mod pages;
 mod php;
 mod placement;
 mod plugins;

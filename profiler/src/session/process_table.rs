@@ -8,13 +8,14 @@ use std::time::Instant;
 use anyhow::{Context, Result, anyhow};
 use heapbpf_base::ids::{HeapId, Identity, LedgerId, Pid, StackId};
 use heapbpf_base::units::{EstimatedBytes, MonotonicNanos};
-use heapbpf_ledger::ingest::event::{Event, Stack};
+use heapbpf_ledger::ingest::event::{Allocation, Event, Free, Stack};
 use heapbpf_ledger::ingest::record::Exec;
 use heapbpf_ledger::model::{End, Inventory, Others, Skipped};
 use heapbpf_ledger::timeline::{SampleTrigger, TimelinePoint};
 use heapbpf_ledger::totals::Totals;
-use heapbpf_ledger::{CallsiteLimit, Ledger};
+use heapbpf_ledger::{CallsiteLimit, Ledger, LiveAllocation};
 use heapbpf_linux::proc::stat::Stat;
+use profiler_common::pages::PAGE_FLAG;
 use rustc_hash::FxHashSet;
 use tracing::warn;
 
@@ -40,6 +41,8 @@ pub(super) struct ProcessTable {
     pub(super) recorder: Option<Recorder>,
     /// Stacks of processes that are not targets yet: the kernel side sends the frames of a stack once.
     early_stacks: VecDeque<Event>,
+    /// Events of pages of processes that are not targets yet: a forked child's faults are recorded from the fork on.
+    early_pages: VecDeque<Event>,
     /// Matching processes that cannot be profiled, or must not be again.
     declined: BTreeSet<Identity>,
     callsite_limit: CallsiteLimit,
@@ -69,10 +72,20 @@ const ENDED_EARLY: &str =
 
 /// Maximum number of early stacks: beyond it, the oldest are dropped. They take at most 4 MiB.
 const EARLY_STACKS_MAX: usize = 4096;
+/// Maximum number of events of pages to keep for processes that are not targets yet: those of 256 MiB, if every page is recorded.
+const EARLY_PAGES_MAX: usize = 1 << 16;
 
 /// Maximum number of thread names that are read at once, which takes a millisecond, and for a snapshot.
 const NAMES_READ_MAX: usize = 128;
 const NAMES_REFRESHED_MAX: usize = 10_000;
+
+/// Whether the event is of a page, not of a block.
+fn is_of_page(event: &Event) -> bool {
+    match event {
+        Event::Alloc(Allocation { address, .. }) | Event::Free(Free { address, .. }) => address.0 & PAGE_FLAG != 0,
+        Event::Restore(_) | Event::Stack(..) | Event::Remap(_) => false,
+    }
+}
 
 impl ProcessTable {
     pub(super) fn new(callsite_limit: CallsiteLimit) -> Result<Self> {
@@ -166,8 +179,10 @@ impl ProcessTable {
         self.early_stacks = others;
         let earlier = self.stacks_of_earlier(pid).filter(|(id, _)| !target.ledger.has_stack(*id));
         let earlier: Vec<Event> = earlier.map(|(id, stack)| Event::Stack(pid, id, stack.clone())).collect();
-        for stack in earlier.into_iter().chain(early) {
-            Self::enter_into(&mut target, self.recorder.as_mut(), stack);
+        let (pages, others): (VecDeque<Event>, _) = self.early_pages.drain(..).partition(|page| page.pid() == pid);
+        self.early_pages = others;
+        for event in earlier.into_iter().chain(early).chain(pages) {
+            Self::enter_into(&mut target, self.recorder.as_mut(), event);
         }
         let mut before = self.running.insert(pid, target)?;
         before.set_end(End::Exited { code: None });
@@ -197,6 +212,11 @@ impl ProcessTable {
                 self.early_stacks.pop_front();
             }
             self.early_stacks.push_back(event);
+        } else if is_of_page(&event) {
+            if self.early_pages.len() == EARLY_PAGES_MAX {
+                self.early_pages.pop_front();
+            }
+            self.early_pages.push_back(event);
         }
     }
 
@@ -277,6 +297,11 @@ impl ProcessTable {
         if let Some(recorder) = &mut self.recorder {
             recorder.fork(parent_ledger, &mut forked.ledger, child, is_empty);
         }
+        // Until the child writes to a page, it is the parent's.
+        let is_page = |block: &LiveAllocation| block.address.0 & PAGE_FLAG != 0;
+        let pages: Vec<LiveAllocation> = forked.ledger.live().filter(is_page).collect();
+        pages.iter().for_each(|page| forked.ledger.thin(page, None));
+        self.record_corrections_of(&mut forked.ledger);
     }
 
     /// Handles the exec of a target. Returns the ledger of the previous program; `None` if the process is not a target
@@ -433,7 +458,6 @@ mod tests {
 
     use heapbpf_base::address::TargetAddr;
     use heapbpf_base::ids::{HookId, StartTime, Tid};
-    use heapbpf_ledger::ingest::event::Allocation;
     use heapbpf_ledger::model::Origin;
     use profiler_common::interval::Interval;
     use profiler_common::stack::StackEnd;

@@ -28,6 +28,8 @@ use profiler_common::sampling::{SamplingRate, probability};
 use rustc_hash::FxHashMap;
 use tracing::debug;
 
+use super::target::Target;
+
 /// Minimum time between two scans of a target.
 const PERIOD_MIN: Duration = Duration::from_millis(250);
 /// Maximum size of the memory whose pages from before are looked for one by one.
@@ -98,18 +100,20 @@ impl Residency {
         }
     }
 
-    /// Notes which pages are resident at the start of a recording: they have no owner. A program that `is_new` has none.
-    pub(super) fn begin(&mut self, pid: Pid, is_new: bool) {
+    /// Notes which pages of a target are resident at the start of its recording, if pages `are_recorded`: they have no owner. A program
+    /// that was recorded from its start has none.
+    pub(super) fn begin(&mut self, target: &Target, are_recorded: bool) {
+        if !are_recorded {
+            return;
+        }
+        let pid = target.pid;
+        let is_new = target.beginning.from_first_call || target.is_descendant && !target.is_copy();
         let before = if is_new { Ok(Vec::new()) } else { resident_runs(pid) };
         let before = before.unwrap_or_else(|error| {
             debug!("process {pid}: the pages from before are not known: {error}");
             Vec::new()
         });
         self.touched.entry(pid).or_default().before = Some(before);
-    }
-
-    pub(super) fn has_begun(&self, pid: Pid) -> bool {
-        self.touched.get(&pid).is_some_and(|touched| touched.before.is_some())
     }
 
     /// Runs of pages that have been resident since before the recording of a target began; `None` if that is not known.

@@ -78,6 +78,7 @@ impl Session {
             self.discard(&mut target);
             return Err(error);
         }
+        self.residency.begin(&target, self.probes.kernel.records_pages());
         self.add_target(target);
         Ok(())
     }
@@ -279,6 +280,7 @@ impl Session {
         let is_superseded = target.starting().is_some_and(|starting| starting.is_superseded);
         let hooked = self.probes.hook(target, is_stopped, &mut self.rates);
         if !was_recorded && target.was_recorded() {
+            self.residency.begin(target, self.probes.kernel.records_pages());
             self.lifecycle.count_begun(is_superseded, target.is_late(self.config.counts_programs));
         }
         let Err(error) = hooked else { return self.lifecycle.stop_polling(pid) };
@@ -592,6 +594,7 @@ impl Session {
         self.complete_pass_for(pid);
         self.probes.continue_stacks(pid, true, &mut self.processes);
         let Some(mut target) = self.processes.remove(pid) else { return };
+        self.residency.forget(pid);
         target.poll_generated(&mut self.probes.discovery.modules);
         let was_missed = target.was_missed(self.config.counts_programs);
         let unprofilable = target.starting().and_then(|starting| starting.unprofilable.take());

@@ -33,10 +33,6 @@ impl Session {
         let pids: Vec<Pid> = recorded.map(|target| target.pid).filter(|pid| is_wanted(self, *pid)).collect();
         for pid in pids {
             let Some(target) = self.processes.get(pid) else { continue };
-            if !self.residency.has_begun(pid) {
-                let is_new = target.beginning.from_first_call || target.is_descendant && !target.is_copy();
-                self.residency.begin(pid, is_new);
-            }
             match self.residency.scan(pid, &target.ledger, clock::now().monotonic) {
                 Ok(scan) => self.apply_scan(pid, &scan),
                 // A process that exits has no pages.
