@@ -266,6 +266,10 @@ impl CodeTable {
         has_room
     }
 
+    pub(crate) fn contains(&self, id: u64) -> bool {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).by_id.contains_key(&id)
+    }
+
     /// Whether it is time to remove what is not needed.
     pub(crate) fn is_filling(&self) -> bool {
         let codes = self.0.read().unwrap_or_else(PoisonError::into_inner);
