@@ -6,12 +6,15 @@ use super::super::facts::GeneratedName;
 const KINDS: [&str; 5] = ["JS:", "LazyCompile:", "Function:", "Eval:", "Script:"];
 /// Marks of the compiler: none, Ignition, Sparkplug, Maglev, TurboFan. A function has the same name with all of them.
 const TIERS: [char; 5] = ['~', '^', '+', '*', '-'];
+/// Follows the mark of a compiler in newer versions of V8, such as 15.0.
+const ANY_CONTEXT: char = '\'';
 const ANONYMOUS: &str = "(anonymous)";
 
 /// Returns `None` for other code, and without a place.
 pub(super) fn parse(name: &str) -> Option<GeneratedName<'_>> {
     let rest = KINDS.iter().find_map(|kind| name.strip_prefix(kind))?;
     let rest = rest.strip_prefix(TIERS).unwrap_or(rest);
+    let rest = rest.strip_prefix(ANY_CONTEXT).unwrap_or(rest);
     let (rest, line) = number_behind(rest)?;
     // V8 10.2 (Node.js 18) gives no column.
     let (rest, line) = number_behind(rest).unwrap_or((rest, line));
@@ -41,6 +44,7 @@ mod tests {
             "JS:*leak /srv/my app.js:2:14",
             "JS:^leak /srv/my app.js:2:14",
             "JS:~leak /srv/my app.js:2:14",
+            "JS:+'leak file:///srv/my app.js:2:14",
             "LazyCompile:leak /srv/my app.js:2:14",
             "Function:+leak file:///srv/my app.js:2:14",
             "LazyCompile:*leak /srv/my app.js:2",
