@@ -55,7 +55,7 @@ pub(super) const OF_BUN: Facts = Facts {
     name: "JavaScript in Bun",
     files: &["bun"],
     heap: "Bun keeps JavaScript objects and native memory in allocators of its own, which have no symbols",
-    remedies: &["record pages with `--heap pages`", "use `bun --heap-prof`"],
+    remedies: &["use `bun --heap-prof`"],
     perf_map: Some("start it with `BUN_JSC_useJITDump=1 BUN_JSC_jitDumpDirectory=/tmp`"),
     generated_name: None,
     functions: None,
