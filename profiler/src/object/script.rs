@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use heapbpf_base::address::FileOffset;
 use heapbpf_base::ids::Pid;
+use heapbpf_base::shown;
 use heapbpf_linux::proc::process;
 use heapbpf_linux::rights::Rights;
 use serde::{Deserialize, Serialize};
@@ -202,7 +203,7 @@ impl Script {
         match &self.map {
             MapPlace::Inline(_) | MapPlace::Dropped => format!("{} (inline source map)", self.file),
             MapPlace::Beside | MapPlace::Named(_) => {
-                self.map_path().map_or_else(|| self.file.to_string(), |path| path.display().to_string())
+                self.map_path().map_or_else(|| self.file.to_string(), |path| shown::os_text(&path).into_owned())
             }
         }
     }
@@ -259,7 +260,7 @@ impl MapFile {
     /// The text for a source that the map names; nothing is opened.
     pub(crate) fn source(&self, name: &str) -> String {
         match path_in(name) {
-            Some(path) => lexical(&self.folder.join(path)).display().to_string(),
+            Some(path) => shown::os_text(&lexical(&self.folder.join(path))).into_owned(),
             // Such as `webpack://app/./src/leak.ts`.
             None => name.to_owned(),
         }

@@ -37,6 +37,9 @@ pub(super) struct Original {
     pub(super) name: Option<Arc<str>>,
 }
 
+/// Places in scripts, by the files and keys of these.
+type Wanted = BTreeMap<(Arc<str>, usize), (Arc<Script>, BTreeSet<Spot>)>;
+
 fn key(script: &Arc<Script>) -> usize {
     Arc::as_ptr(script).addr()
 }
@@ -48,7 +51,7 @@ impl Translations {
         locations: impl Iterator<Item = &'a CodeLocation>,
     ) -> Vec<(Arc<Script>, Vec<Spot>)> {
         // By file, so that failures have an order.
-        let mut wanted: BTreeMap<(Arc<str>, usize), (Arc<Script>, BTreeSet<Spot>)> = BTreeMap::new();
+        let mut wanted = Wanted::new();
         for ScriptPlace { script, at, name } in locations.filter_map(|it| it.in_script.as_ref()) {
             let new = [Some(*at), *name].into_iter().flatten();
             for spot in new.filter(|spot| !self.is_known(script, *spot)) {

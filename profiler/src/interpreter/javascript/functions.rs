@@ -191,7 +191,10 @@ fn name_unit(heap: &Heap<'_, impl Memory>, source: u64, name: &str, parameters: 
 /// Where a name is, at the end of a source up to the parameters of its function: `name`, `name = async function`, `name: `.
 fn name_before(source: &[u16], name: &[u16]) -> Option<usize> {
     let is_space = |unit: &u16| matches!(unit, 0x20 | 0x09 | 0x0a | 0x0d);
-    let is_word = |unit: u16| unit > 0x7f || unit == 0x24 || unit == 0x5f || (unit as u8).is_ascii_alphanumeric();
+    let is_word = |unit: u16| {
+        let is_ascii_word = |byte: u8| byte.is_ascii_alphanumeric() || b"$_".contains(&byte);
+        unit > 0x7f || u8::try_from(unit).is_ok_and(is_ascii_word)
+    };
     let trimmed = |source: &[u16]| source.iter().rposition(|unit| !is_space(unit)).map_or(0, |last| last + 1);
     let at = |length: usize| {
         let start = length.checked_sub(name.len()).filter(|_| !name.is_empty())?;
