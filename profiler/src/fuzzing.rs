@@ -17,6 +17,7 @@ use crate::process::link_map::{LinkMap, Memory};
 use crate::symbolize::demangle::demangle;
 use crate::symbolize::element::{self, Qualified, implemented};
 use crate::symbolize::generated;
+use crate::symbolize::sandbox;
 use crate::unwind::Table;
 use crate::unwind::table::CHECKED_FROM;
 
@@ -94,4 +95,9 @@ pub fn symbol_name(symbol: &str) {
 /// Exercises the formats of just-in-time compilers: a perf map or a jitdump, searched at an address and a time.
 pub fn generated_code(is_dump: bool, bytes: &[u8], address: u64, time_ns: u64) {
     generated::exercise(is_dump, bytes, address, time_ns);
+}
+
+/// Exercises source maps: a map, or a URL with it, and places in its script.
+pub fn source_map(bytes: &[u8], spots: &[(u32, u32)]) {
+    sandbox::exercise(bytes, spots);
 }

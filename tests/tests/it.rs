@@ -60,6 +60,7 @@ mod seeds;
 mod selection;
 mod serve;
 mod source;
+mod source_maps;
 mod special_targets;
 mod stack_ends;
 mod startup;

@@ -32,6 +32,7 @@ use crate::process::cgroup::Cgroup;
 use crate::process::pattern::Pattern;
 use crate::recording::write::SIZE_BYTES_MIN;
 use crate::session::{Engine, Hold, OverloadPolicy, ScopeChoice, UnwindMode};
+use crate::symbolize::sources::Sources;
 
 // Headings of the help, in the order of their first options below.
 const TARGETS: &str = "What to profile";
@@ -310,6 +311,10 @@ pub(super) struct CommonArgs {
     #[command(flatten)]
     pub(super) symbols: SymbolArgs,
 
+    /// Show functions of JavaScript as they are executed, instead of the sources that their source maps have. See docs/javascript.md.
+    #[arg(help_heading = super::symbols::HEADING, long)]
+    pub(super) no_source_maps: bool,
+
     /// Read suppressions in LeakSanitizer's syntax (`leak:PATTERN`) from FILE. Growing callsites with a frame whose
     /// function, module or source file matches are not listed as leak candidates. May be given several times.
     #[arg(help_heading = OUTPUT, long, value_name = "FILE")]
@@ -320,6 +325,11 @@ pub(super) struct CommonArgs {
 const SUPPRESSIONS_BYTES_MAX: u64 = 16 << 20;
 
 impl CommonArgs {
+    /// Sources of names. Fails if the environment names something else than servers.
+    pub(super) fn sources(&self, quiet: bool) -> Result<Sources> {
+        Ok(Sources { no_source_maps: self.no_source_maps, ..self.symbols.sources(quiet)? })
+    }
+
     pub(super) fn read_suppressions(&self) -> Result<Suppressions> {
         let mut suppressions = Suppressions::default();
         for path in &self.suppressions {

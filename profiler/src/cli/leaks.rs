@@ -130,7 +130,7 @@ pub(super) fn run(mut args: LeaksArgs, inherited: Inherited) -> Result<u8> {
         quiet: common.quiet,
         source: common.source,
         to_stderr: !args.command.is_empty(),
-        sources: args.common.symbols.sources(common.quiet)?,
+        sources: args.common.sources(common.quiet)?,
     };
     match (args.pid, args.watch) {
         // An interrupt exits until all reports are written.

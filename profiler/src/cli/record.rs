@@ -141,7 +141,7 @@ async fn record(
     early: ExitAtSignal,
 ) -> Result<u8> {
     let quiet = args.common.output.quiet || args.top.is_some();
-    let sources = Sources { is_off: args.no_symbolize, ..args.common.symbols.sources(args.common.output.quiet)? };
+    let sources = Sources { is_off: args.no_symbolize, ..args.common.sources(args.common.output.quiet)? };
     let presentation = args.presentation.presentation();
     let rendering = Rendering { presentation, trim: args.common.output.trims(), quiet, sources: sources.clone() };
     let mut views = Views::start(&args.views, rendering, args.top.clone())?;

@@ -40,6 +40,7 @@ impl SymbolArgs {
             may_download: true,
             report: (!quiet).then(|| Arc::new(report) as _),
             is_off: false,
+            no_source_maps: false,
         })
     }
 }

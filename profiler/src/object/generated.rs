@@ -23,6 +23,9 @@ const SIZES_MAX: usize = 4096;
 /// Maximum number of addresses whose first occurrence is known.
 const ADDRESSES_MAX: usize = 1 << 16;
 
+/// Length of what `mkstemp` appends to a name.
+const RANDOM_LENGTH: usize = 6;
+
 /// Facts about the generated code of a process.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Generated {
@@ -155,11 +158,19 @@ pub(crate) fn open_perf_map(root: &File, pid: u32, rights: &Rights) -> Result<Im
     Image::open_for(rights, root, Wanted { path: Path::new(&path), follows: false, owners, bytes_max: u64::MAX })
 }
 
-/// Whether a mapped file is a marker by which perf finds a dump: `jit-PID.dump`.
+/// Whether a mapped file is a marker by which perf finds a dump: `jit-PID.dump`, or of JavaScriptCore `jit-TID-PID.dump` and, without a
+/// folder for it, `jit-TID-PID-XXXXXX`.
 pub(crate) fn is_dump(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
-    let pid = name.strip_prefix("jit-").and_then(|rest| rest.strip_suffix(".dump"));
-    pid.is_some_and(|pid| !pid.is_empty() && pid.bytes().all(|byte| byte.is_ascii_digit()))
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let Some(rest) = name.strip_prefix("jit-") else { return false };
+    let parts: Vec<&str> = rest.strip_suffix(".dump").unwrap_or(rest).split('-').collect();
+    match (&parts[..], rest.ends_with(".dump")) {
+        ([pid], true) => is_number(pid),
+        ([tid, pid], true) => is_number(tid) && is_number(pid),
+        ([tid, pid, random], false) => is_number(tid) && is_number(pid) && random.len() == RANDOM_LENGTH,
+        _ => false,
+    }
 }
 
 #[cfg(test)]
@@ -223,7 +234,17 @@ mod tests {
     #[test]
     fn dumps_are_recognised_by_their_names() {
         assert!(is_dump("/srv/.debug/jit/llvm-1/jit-4711.dump") && is_dump("jit-1.dump"));
-        for other in ["/tmp/jit-.dump", "/tmp/jit-1.dump.old", "/tmp/perf-1.map", "/tmp/jit-1x.dump"] {
+        assert!(is_dump("/tmp/jit-4712-4711.dump") && is_dump("/tmp/jit-4712-4711-p3sbAC"));
+        for other in [
+            "/tmp/jit-4711",
+            "/tmp/jit-4711-a.dump",
+            "/tmp/jit-1-2-3.dump",
+            "/tmp/jit-1-2-p3sb",
+            "/tmp/jit-.dump",
+            "/tmp/jit-1.dump.old",
+            "/tmp/perf-1.map",
+            "/tmp/jit-1x.dump",
+        ] {
             assert!(!is_dump(other), "{other}");
         }
     }

@@ -9,6 +9,8 @@ use heapbpf_base::language::Language;
 use profiler_common::interpreter::{CodeKind, CodePlace, INSTRUCTION_UNKNOWN, InterpretedFrame};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::script::{InScript, Script, Spot};
+
 /// Code objects of a session. A process has a few thousand.
 const CODES_MAX: usize = 1 << 20;
 /// Bytes of their names and tables of lines and calls: of all processes, and of one.
@@ -47,6 +49,8 @@ pub(crate) struct Function {
     pub(crate) name: Option<Arc<str>>,
     pub(crate) file: Option<Arc<str>>,
     pub(crate) lines: CodeLines,
+    /// The script that contains the function, if the script may have a source map.
+    pub(crate) script: Option<InScript>,
 }
 
 /// Lines of a function in a form of its language's.
@@ -72,8 +76,8 @@ pub(crate) enum CodeLines {
     Table(Arc<dyn LineTable>),
     /// From these instructions on, in their order. Of several for one instruction, the first is for itself, the last for what follows.
     Starts(Arc<[(u32, u32)]>),
-    /// As above; the line that the function begins in, for other instructions.
-    Script { first_line: Option<u32>, starts: Arc<[(u32, u32)]> },
+    /// As above; where the function begins, for other instructions.
+    Script { first: Option<Spot>, starts: Arc<[(u32, Spot)]> },
     /// The number of an instruction is its line.
     Numbers,
 }
@@ -88,9 +92,17 @@ impl CodeLines {
     pub(crate) fn at(&self, instruction: u32) -> Option<u32> {
         match self {
             Self::Table(lines) => lines.at(instruction),
-            Self::Starts(starts) => line_of(starts, instruction),
-            Self::Script { first_line, starts } => line_of(starts, instruction).or(*first_line),
+            Self::Starts(starts) => value_of(starts, instruction),
+            Self::Script { .. } => self.spot(instruction).map(|spot| spot.line),
             Self::Numbers => Some(instruction).filter(|&line| line != INSTRUCTION_UNKNOWN),
+        }
+    }
+
+    /// The place of an instruction in its script; `None` without a script.
+    fn spot(&self, instruction: u32) -> Option<Spot> {
+        match self {
+            Self::Script { first, starts } => value_of(starts, instruction).or(*first),
+            Self::Table(_) | Self::Starts(_) | Self::Numbers => None,
         }
     }
 
@@ -98,13 +110,14 @@ impl CodeLines {
         match self {
             Self::Table(lines) => lines.bytes(),
             // Mostly shared with others.
-            Self::Starts(starts) | Self::Script { starts, .. } => size_of_val(&**starts),
+            Self::Starts(starts) => size_of_val(&**starts),
+            Self::Script { starts, .. } => size_of_val(&**starts),
             Self::Numbers => 0,
         }
     }
 }
 
-fn line_of(starts: &[(u32, u32)], instruction: u32) -> Option<u32> {
+fn value_of<T: Copy>(starts: &[(u32, T)], instruction: u32) -> Option<T> {
     if instruction == INSTRUCTION_UNKNOWN {
         return None;
     }
@@ -121,6 +134,8 @@ const INLINED_MAX: usize = 128;
 pub(crate) struct Compiled {
     /// Names and files; the first is the function itself.
     pub(crate) functions: Vec<(Arc<str>, Option<Arc<str>>)>,
+    /// By function, the scripts that contain them; fewer than functions if the rest is in no script with a source map.
+    pub(crate) scripts: Vec<Option<InScript>>,
     pub(crate) scopes: Vec<Scope>,
     /// Return addresses, sorted, as frames have them, with the innermost scope of the call.
     pub(crate) calls: Vec<(u32, u32)>,
@@ -134,6 +149,8 @@ pub(crate) struct Scope {
     /// Index of the function.
     pub(crate) function: u32,
     pub(crate) line: Option<u32>,
+    /// Column of the line, from 0, in UTF-16 units; `None` if the language's tables have none.
+    pub(crate) column: Option<u32>,
     /// Index of the scope that this one is inlined into, which is lower.
     pub(crate) caller: Option<u32>,
 }
@@ -142,25 +159,29 @@ impl Compiled {
     /// Without inlined functions and lines.
     pub(crate) fn without_lines(function: Function) -> Self {
         let name = function.name.unwrap_or_default();
-        Self { functions: vec![(name, function.file)], scopes: Vec::new(), calls: Vec::new(), may_lack_inlined: false }
+        let functions = vec![(name, function.file)];
+        Self { functions, scripts: Vec::new(), scopes: Vec::new(), calls: Vec::new(), may_lack_inlined: false }
     }
 
     /// Innermost first.
     fn locate(&self, instruction: u32) -> Vec<CodeLocation> {
-        let place = |function: u32, line: Option<u32>| {
+        let place = |function: u32, line: Option<u32>, column: Option<u32>| {
             let (name, file) = self.functions.get(function as usize)?;
-            Some(CodeLocation { function: Some(Arc::clone(name)), file: file.clone(), line })
+            let spot = line.zip(column).map(|(line, column)| Spot { line, column });
+            let script = self.scripts.get(function as usize).and_then(Option::as_ref);
+            let in_script = ScriptPlace::new(script, spot);
+            Some(CodeLocation { function: Some(Arc::clone(name)), file: file.clone(), line, in_script })
         };
         let call = self.calls.binary_search_by_key(&instruction, |(address, _)| *address).ok();
         let mut next = call.map(|index| self.calls[index].1);
         let mut chain = Vec::new();
         while let Some(index) = next.filter(|_| chain.len() < INLINED_MAX) {
             let Some(scope) = self.scopes.get(index as usize) else { break };
-            chain.extend(place(scope.function, scope.line));
+            chain.extend(place(scope.function, scope.line, scope.column));
             next = scope.caller.filter(|&caller| caller < index);
         }
         if chain.is_empty() {
-            chain.extend(place(0, None));
+            chain.extend(place(0, None, None));
         }
         chain
     }
@@ -168,14 +189,14 @@ impl Compiled {
     fn bytes(&self) -> usize {
         let names = self.functions.iter().map(|(name, file)| name.len() + file.as_ref().map_or(0, |file| file.len()));
         let tables = size_of_val(&*self.functions) + size_of_val(&*self.scopes) + size_of_val(&*self.calls);
-        names.sum::<usize>() + tables
+        names.sum::<usize>() + tables + size_of_val(&*self.scripts)
     }
 }
 
 impl CodeBody {
     fn bytes(&self) -> usize {
         match self {
-            Self::Function(Function { name, file, lines }) => {
+            Self::Function(Function { name, file, lines, .. }) => {
                 [name, file].into_iter().flatten().map(|text| text.len()).sum::<usize>() + lines.bytes()
             }
             Self::Compiled(compiled) => compiled.bytes(),
@@ -209,6 +230,24 @@ pub(crate) struct CodeLocation {
     pub(crate) function: Option<Arc<str>>,
     pub(crate) file: Option<Arc<str>>,
     pub(crate) line: Option<u32>,
+    /// Where the function and the line are in a script that may have a source map.
+    pub(crate) in_script: Option<ScriptPlace>,
+}
+
+/// A place in a script that other sources may have been translated to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ScriptPlace {
+    pub(crate) script: Arc<Script>,
+    pub(crate) at: Spot,
+    /// Where the function's name is written.
+    pub(crate) name: Option<Spot>,
+}
+
+impl ScriptPlace {
+    fn new(script: Option<&InScript>, at: Option<Spot>) -> Option<Self> {
+        let InScript { script, name } = script?;
+        Some(Self { script: Arc::clone(script), at: at?, name: *name })
+    }
 }
 
 impl CodeTable {
@@ -225,6 +264,10 @@ impl CodeTable {
             codes.by_id.insert(code.id, (pid, code));
         }
         has_room
+    }
+
+    pub(crate) fn contains(&self, id: u64) -> bool {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).by_id.contains_key(&id)
     }
 
     /// Whether it is time to remove what is not needed.
@@ -250,6 +293,7 @@ impl CodeTable {
                 function: function.name.clone(),
                 file: function.file.clone(),
                 line: function.lines.at(frame.instruction),
+                in_script: ScriptPlace::new(function.script.as_ref(), function.lines.spot(frame.instruction)),
             }],
             Some(CodeBody::Compiled(compiled)) => compiled.locate(frame.instruction),
         }
@@ -275,7 +319,7 @@ mod tests {
 
     fn code(id: u64, name: &str) -> Arc<Code> {
         let lines = CodeLines::Table(Arc::new(Doubles));
-        let function = Function { name: Some(name.into()), file: Some("/a.py".into()), lines };
+        let function = Function { name: Some(name.into()), file: Some("/a.py".into()), lines, script: None };
         Arc::new(Code { id, body: CodeBody::Function(function) })
     }
 
@@ -289,7 +333,8 @@ mod tests {
         table.add(Pid(1), code(7, "first"));
         table.add(Pid(1), code(7, "second"));
         let resolve = |instruction| table.locate(word(CodeKind::Cpython, 7, instruction));
-        let expected = |line| [CodeLocation { function: Some("first".into()), file: Some("/a.py".into()), line }];
+        let (function, file) = (Some("first".into()), Some("/a.py".into()));
+        let expected = |line| [CodeLocation { function: function.clone(), file: file.clone(), line, in_script: None }];
         assert_eq!(resolve(21), expected(Some(42)), "the first object with an id stays");
         assert_eq!(resolve(1 << 19), expected(Some(1 << 20)));
         assert_eq!(table.locate(word(CodeKind::Cpython, 8, 0)), []);
@@ -300,9 +345,10 @@ mod tests {
 
     #[test]
     fn compiled_functions_have_inlined_ones() {
-        let scope = |function, line, caller| Scope { function, line: Some(line), caller };
+        let scope = |function, line, caller| Scope { function, line: Some(line), column: None, caller };
         let compiled = Compiled {
             functions: vec![("A.outer".into(), Some("A.java".into())), ("B.inner".into(), None)],
+            scripts: Vec::new(),
             scopes: vec![scope(0, 10, None), scope(1, 20, Some(0)), scope(0, 11, Some(2))],
             calls: vec![(100, 1), (120, 0), (140, 2), (160, 9)],
             may_lack_inlined: false,
@@ -323,10 +369,11 @@ mod tests {
 
     #[test]
     fn chains_of_inlined_functions_are_limited() {
-        let scope = |index: u32| Scope { function: 0, line: None, caller: index.checked_sub(1) };
+        let scope = |index: u32| Scope { function: 0, line: None, column: None, caller: index.checked_sub(1) };
         let functions = vec![("A.a".into(), None)];
         let scopes = (0..100_000).map(scope).collect();
-        let compiled = Compiled { functions, scopes, calls: vec![(1, 99_999)], may_lack_inlined: false };
+        let (scripts, calls) = (Vec::new(), vec![(1, 99_999)]);
+        let compiled = Compiled { functions, scripts, scopes, calls, may_lack_inlined: false };
         assert_eq!(compiled.locate(1).len(), INLINED_MAX);
     }
 

@@ -10,6 +10,7 @@ pub(crate) mod image;
 pub(crate) mod imports;
 pub(crate) mod interpreted;
 pub(crate) mod module;
+pub(crate) mod script;
 mod symbol_sections;
 pub(crate) mod symbols;
 

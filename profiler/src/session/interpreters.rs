@@ -11,8 +11,11 @@ use heapbpf_base::language::facts::Role;
 use heapbpf_ledger::ingest::field::DecodeError;
 use heapbpf_ledger::ingest::record::RawCode;
 use heapbpf_ledger::model::{InterpreterFrames, LanguageFunctions};
+use heapbpf_ledger::snapshot::Stack;
 use heapbpf_linux::patience::within_a_second;
+use heapbpf_linux::{clock, process_memory};
 use profiler_common::counter::Counter;
+use profiler_common::interpreter::InterpretedFrame;
 use rustc_hash::{FxHashMap, FxHashSet};
 use thiserror::Error;
 use tracing::{debug, info};
@@ -33,8 +36,15 @@ const PROCESS_TIME: (Duration, u32) = (Duration::from_secs(2), 20);
 const SESSION_TIME: (Duration, u32) = (Duration::from_secs(4), 8);
 /// Environment variable: a number that these limits are multiplied by, for tests on emulated processors.
 const SLOWNESS_VARIABLE: &str = "HEAPBPF_SLOWNESS";
+/// Reads that wait for the processor, which the target uses too, count as this part of their time.
+const WAITING_PART: u32 = 4;
 /// Code that waits to be read.
 const PENDING_MAX: usize = 1 << 16;
+/// Code without a name that is counted once: of more of it, some counts as never sent, too.
+const UNREAD_MAX: usize = 1 << 20;
+/// Codes that a thread reads one after the other, and the time after which it reads no more of them.
+const BATCH_MAX: usize = 64;
+const BATCH_TIME: Duration = Duration::from_millis(50);
 /// Then a virtual machine that does not start is read when its mappings change.
 const STARTING_READS_MAX: u32 = 100;
 
@@ -55,7 +65,10 @@ pub(super) struct Interpreters {
     /// Reads of their memory do not end.
     waiting: FxHashSet<Pid>,
     /// Code that stacks contain, to be read while no process is stopped.
-    pending: VecDeque<(Pid, PlacedCode)>,
+    pending: FxHashMap<Pid, VecDeque<PlacedCode>>,
+    pending_count: usize,
+    /// Code that was sent and has no name.
+    unread: FxHashSet<u64>,
     session_time: Spent,
     process_times: FxHashMap<Pid, Spent>,
     /// Virtual machines that had not generated their interpreters when they were last read, and how often they were.
@@ -63,13 +76,20 @@ pub(super) struct Interpreters {
 }
 
 /// Functions of a language: their number, and the number of those without names.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Functions {
     count: u64,
     unnamed: BTreeMap<Unnamed, u64>,
 }
 
 impl Functions {
+    fn count(&mut self, lacks: Option<Unnamed>) {
+        self.count += 1;
+        if let Some(reason) = lacks {
+            *self.unnamed.entry(reason).or_default() += 1;
+        }
+    }
+
     fn to_model(&self) -> LanguageFunctions {
         LanguageFunctions {
             functions: self.count,
@@ -92,7 +112,11 @@ enum Unnamed {
     Replaced,
     #[error("more than are kept")]
     TooMany,
-    #[error("not read: the process has ended, or reading its memory takes too much time")]
+    #[error("more new ones at once than are sent")]
+    Unsent,
+    #[error("not read before the process ended")]
+    Ended,
+    #[error("not read: reading its memory takes too much time")]
     NotRead,
     #[error("their names are not texts that can be read")]
     Unreadable,
@@ -105,6 +129,17 @@ static SLOWNESS: LazyLock<u32> = LazyLock::new(|| {
     let given = env::var(SLOWNESS_VARIABLE).ok();
     given.and_then(|number| number.parse().ok()).unwrap_or(1)
 });
+
+/// Why a process's memory was not read.
+#[derive(Debug, Error)]
+enum Unread {
+    #[error("reading its code takes too much time")]
+    TooMuchTime,
+    #[error("reads of its memory do not end")]
+    Endless,
+    #[error("{0}")]
+    Failed(String),
+}
 
 /// Time that reads have taken.
 #[derive(Clone, Copy)]
@@ -174,7 +209,7 @@ impl Interpreters {
                 Err(reason) => {
                     self.supported.remove(&(pid, language));
                     info!("process {pid}: stacks lack {} functions: {reason}", language.name());
-                    self.unsupported.insert((pid, language), reason);
+                    self.unsupported.insert((pid, language), reason.to_string());
                 }
             }
         }
@@ -186,20 +221,29 @@ impl Interpreters {
         &mut self,
         pid: Pid,
         work: impl FnOnce() -> Result<T, E> + Send + 'static,
-    ) -> Result<T, String> {
-        let own = self.process_times.entry(pid).or_default();
-        if own.exceeds(PROCESS_TIME) || self.session_time.exceeds(SESSION_TIME) {
-            return Err("reading its code takes too much time".to_owned());
+    ) -> Result<T, Unread> {
+        if !self.may_read(pid) {
+            return Err(Unread::TooMuchTime);
         }
         let started = Instant::now();
-        let result = within_a_second(work);
-        own.time += started.elapsed();
-        self.session_time.time += started.elapsed();
-        let Some(result) = result else {
+        let result = within_a_second(move || {
+            let result = work();
+            (result, clock::thread_cpu())
+        });
+        let elapsed = started.elapsed();
+        let spent = result.as_ref().map_or(elapsed, |(_, cpu)| (*cpu).max(elapsed / WAITING_PART));
+        self.process_times.entry(pid).or_default().time += spent;
+        self.session_time.time += spent;
+        let Some((result, _)) = result else {
             self.waiting.insert(pid);
-            return Err("reads of its memory do not end".to_owned());
+            return Err(Unread::Endless);
         };
-        result.map_err(|reason| reason.to_string())
+        result.map_err(|reason| Unread::Failed(reason.to_string()))
+    }
+
+    fn may_read(&self, pid: Pid) -> bool {
+        let own = self.process_times.get(&pid);
+        !own.is_some_and(|own| own.exceeds(PROCESS_TIME)) && !self.session_time.exceeds(SESSION_TIME)
     }
 
     /// Modules with runtimes, and their load biases.
@@ -239,8 +283,13 @@ impl Interpreters {
         self.starting.get(&pid).is_some_and(|&reads| reads < STARTING_READS_MAX)
     }
 
-    /// `None` without interpreters.
-    pub(super) fn frames(&self, counters: &Counters) -> Option<InterpreterFrames> {
+    /// `None` without interpreters. `stacks` are those of all processes.
+    pub(super) fn frames<'a>(
+        &self,
+        counters: &Counters,
+        stacks: impl Iterator<Item = &'a Stack>,
+        modules: &ModuleStore,
+    ) -> Option<InterpreterFrames> {
         if self.supported.is_empty() && self.unsupported.is_empty() {
             return None;
         }
@@ -249,8 +298,18 @@ impl Interpreters {
             *unsupported.entry(reason.clone()).or_default() += 1;
         }
         let processes: FxHashSet<Pid> = self.supported.iter().map(|(pid, _)| *pid).collect();
+        let mut functions = self.functions.clone();
+        for (pid, codes) in &self.pending {
+            let reason = if process_memory::has_memory(*pid) { Unnamed::NotRead } else { Unnamed::Ended };
+            codes.iter().for_each(|code| functions.entry(code.language).or_default().count(Some(reason)));
+        }
+        if counters.get(Counter::CodeRefused) > 0 {
+            for language in self.unsent(stacks, modules) {
+                functions.entry(language).or_default().count(Some(Unnamed::Unsent));
+            }
+        }
         let languages: BTreeMap<String, LanguageFunctions> =
-            self.functions.iter().map(|(language, it)| (language.name().to_owned(), it.to_model())).collect();
+            functions.iter().map(|(language, it)| (language.name().to_owned(), it.to_model())).collect();
         let mut unnamed_reasons = BTreeMap::new();
         for (reason, count) in languages.values().flat_map(|language| &language.unnamed_reasons) {
             *unnamed_reasons.entry(reason.clone()).or_default() += count;
@@ -267,6 +326,18 @@ impl Interpreters {
         })
     }
 
+    /// Languages of the code in stacks that was never sent, because its process had too much of it at once.
+    fn unsent<'a>(&self, stacks: impl Iterator<Item = &'a Stack>, modules: &ModuleStore) -> Vec<Language> {
+        let mut known: FxHashSet<u64> = self.pending.values().flatten().map(|code| code.id).collect();
+        let words = stacks.flat_map(|stack| stack.frames.iter());
+        let frames = words.filter_map(|word| InterpretedFrame::from_word(word.0));
+        let unsent = frames.filter(|frame| {
+            let is_new = !self.unread.contains(&frame.code) && known.insert(frame.code);
+            is_new && !modules.codes().contains(frame.code)
+        });
+        unsent.filter_map(|frame| Language::of_kind(frame.kind)).collect()
+    }
+
     pub(super) fn enter(&mut self, record: &RawCode, modules: &ModuleStore) -> Result<(), DecodeError> {
         let pid = record.pid;
         match interpreter::decode(record)? {
@@ -275,20 +346,53 @@ impl Interpreters {
                 let read = whole.and_then(|whole| self.read(pid, move || Ok::<_, String>(whole.read(&pid))).ok());
                 self.add(pid, language, Arc::new(read.flatten().unwrap_or(code)), modules);
             }
-            Sent::Placed(code) if self.pending.len() < PENDING_MAX => self.pending.push_back((pid, code)),
-            Sent::Placed(code) => self.count(code.language, Some(Unnamed::TooMany)),
+            Sent::Placed(code) if self.pending_count < PENDING_MAX => {
+                self.pending_count += 1;
+                self.pending.entry(pid).or_default().push_back(code);
+            }
+            Sent::Placed(code) => self.count_unread(&code, Unnamed::TooMany),
         }
         Ok(())
     }
 
-    /// Reads the code that waits for it. Targets can make this slow: no process should be stopped meanwhile.
+    /// Reads the code that waits for it, as far as the limits of time allow. Targets can make this slow: no process should be stopped
+    /// meanwhile.
     pub(super) fn read_pending(&mut self, modules: &ModuleStore) {
-        while let Some((pid, code)) = self.pending.pop_front() {
-            match self.read_placed(pid, &code) {
-                Ok(read) => self.add(pid, code.language, read, modules),
-                Err(reason) => self.count(code.language, Some(reason)),
+        let pids: Vec<Pid> = self.pending.keys().copied().collect();
+        for pid in pids {
+            let Some(mut codes) = self.pending.remove(&pid) else { continue };
+            while self.may_read(pid) && !codes.is_empty() {
+                self.pending_count -= self.read_some(pid, &mut codes, modules);
+            }
+            if !codes.is_empty() {
+                self.pending.insert(pid, codes);
             }
         }
+    }
+
+    /// Reads the first of these codes, and others of the same language. Returns how many it has removed.
+    fn read_some(&mut self, pid: Pid, codes: &mut VecDeque<PlacedCode>, modules: &ModuleStore) -> usize {
+        let Some(language) = codes.front().map(|code| code.language) else { return 0 };
+        let batch: Vec<PlacedCode> =
+            codes.iter().take(BATCH_MAX).take_while(|code| code.language == language).copied().collect();
+        let read = self.read_placed(pid, language, batch.clone());
+        let count = read.as_ref().map_or(batch.len(), Vec::len);
+        codes.drain(..count);
+        match read {
+            Ok(read) => {
+                // Asked once for all: it costs a system call.
+                let is_there = read.iter().all(Option::is_some) || process_memory::has_memory(pid);
+                let missing = if is_there { Unnamed::Replaced } else { Unnamed::Ended };
+                for (code, placed) in read.into_iter().zip(&batch) {
+                    match code {
+                        Some(code) => self.add(pid, language, Arc::new(code), modules),
+                        None => self.count_unread(placed, missing),
+                    }
+                }
+            }
+            Err(reason) => batch.iter().for_each(|code| self.count_unread(code, reason)),
+        }
+        count
     }
 
     fn add(&mut self, pid: Pid, language: Language, code: Arc<Code>, modules: &ModuleStore) {
@@ -297,17 +401,30 @@ impl Interpreters {
             CodeBody::Compiled(compiled) if compiled.may_lack_inlined => Some(Unnamed::Inlined),
             _ => None,
         };
-        let lacks = if modules.codes().add(pid, code) { lacks } else { Some(Unnamed::TooMany) };
+        let id = code.id;
+        let lacks = if modules.codes().add(pid, code) {
+            lacks
+        } else {
+            self.note_unread(id);
+            Some(Unnamed::TooMany)
+        };
         self.count(language, lacks);
+    }
+
+    fn count_unread(&mut self, code: &PlacedCode, reason: Unnamed) {
+        self.note_unread(code.id);
+        self.count(code.language, Some(reason));
+    }
+
+    fn note_unread(&mut self, id: u64) {
+        if self.unread.len() < UNREAD_MAX {
+            self.unread.insert(id);
+        }
     }
 
     /// Counts a function, and why it has no name.
     fn count(&mut self, language: Language, lacks: Option<Unnamed>) {
-        let functions = self.functions.entry(language).or_default();
-        functions.count += 1;
-        if let Some(reason) = lacks {
-            *functions.unnamed.entry(reason).or_default() += 1;
-        }
+        self.functions.entry(language).or_default().count(lacks);
     }
 
     /// What reads the names of a process with a virtual machine.
@@ -318,18 +435,33 @@ impl Interpreters {
         Some(reader.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn read_placed(&mut self, pid: Pid, code: &PlacedCode) -> Result<Arc<Code>, Unnamed> {
-        let language = code.language;
+    /// Reads codes in their order: all of them, or at least the first one. `None` for code that is not there any more.
+    fn read_placed(
+        &mut self,
+        pid: Pid,
+        language: Language,
+        codes: Vec<PlacedCode>,
+    ) -> Result<Vec<Option<Code>>, Unnamed> {
         let reader = self.readers.get(&(pid, language)).filter(|_| !self.waiting.contains(&pid));
-        let (reader, code) = (Arc::clone(&reader.ok_or(Unnamed::NotRead)?.reader), *code);
-        let work = move || reader.lock().unwrap_or_else(PoisonError::into_inner).read(&pid, &code);
-        match self.read(pid, move || Ok::<_, String>(work())) {
-            Ok(code) => code.map(Arc::new).ok_or(Unnamed::Replaced),
-            Err(reason) => {
-                self.unsupported.insert((pid, language), reason);
-                Err(Unnamed::NotRead)
+        let Some(KnownReader { reader, .. }) = reader else {
+            return Err(if process_memory::has_memory(pid) { Unnamed::NotRead } else { Unnamed::Ended });
+        };
+        let reader = Arc::clone(reader);
+        let work = move || {
+            let (mut reader, started) = (reader.lock().unwrap_or_else(PoisonError::into_inner), Instant::now());
+            let mut read = Vec::with_capacity(codes.len());
+            for code in &codes {
+                read.push(reader.read(&pid, code));
+                if started.elapsed() > BATCH_TIME {
+                    break;
+                }
             }
-        }
+            read
+        };
+        self.read(pid, move || Ok::<_, String>(work())).map_err(|reason| {
+            self.unsupported.insert((pid, language), reason.to_string());
+            Unnamed::NotRead
+        })
     }
 
     /// Frees the code of processes that are in no report, if there is much. `kept` returns the others.
@@ -340,6 +472,13 @@ impl Interpreters {
             self.supported.retain(|(pid, _)| kept.contains(pid));
             self.readers.retain(|(pid, _), _| kept.contains(pid));
             self.waiting.retain(|pid| kept.contains(pid));
+            let dropped: Vec<Pid> = self.pending.keys().filter(|pid| !kept.contains(pid)).copied().collect();
+            let dropped: Vec<PlacedCode> =
+                dropped.iter().filter_map(|pid| self.pending.remove(pid)).flatten().collect();
+            for code in dropped {
+                self.pending_count -= 1;
+                self.count_unread(&code, Unnamed::NotRead);
+            }
             self.process_times.retain(|pid, _| kept.contains(pid));
             self.starting.retain(|pid, _| kept.contains(pid));
             modules.codes().keep(&kept);
@@ -373,3 +512,6 @@ fn uses_musl(space: &AddressSpace, modules: &ModuleStore) -> bool {
     };
     space.modules().into_iter().any(|id| is_musl(modules.get(id).path()))
 }
+
+#[cfg(test)]
+mod tests;

@@ -12,6 +12,7 @@ pub(crate) mod profile;
 pub(crate) mod resolver;
 pub(crate) mod sandbox;
 pub(crate) mod sources;
+mod translate;
 pub(crate) mod trim;
 pub(crate) mod types;
 

@@ -15,12 +15,14 @@ use super::sandbox::{
     Defect, Depth, Engine, Files, Interrupt, MISSING_MAX, ModuleFile, Names, Question, Role, Sandbox,
 };
 use super::sources::{Finder, Sources};
+use super::translate::{Original, Translations, reason_of};
 use crate::object::ObjectError;
 use crate::object::elf::{Elf, Segment};
 use crate::object::generated::Generated;
 use crate::object::image::Image;
 use crate::object::interpreted::CodeLocation;
 use crate::object::module::Module;
+use crate::object::script::{Script, Spot};
 
 const FAILURES_MAX: usize = 64;
 
@@ -33,6 +35,8 @@ pub struct Resolver {
 struct State {
     modules: FxHashMap<ModuleId, FxHashMap<FileOffset, Arc<[ResolvedFrame]>>>,
     strings: FxHashSet<Arc<str>>,
+    /// Sources of scripts.
+    translations: Translations,
     /// Modules whose debug information is not read again.
     shallow: FxHashSet<ModuleId>,
     /// `None`: files are parsed in this process.
@@ -72,10 +76,15 @@ impl Resolver {
 
 impl Resolve for Resolver {
     fn resolve(&self, id: ModuleId, module: &Module, offsets: &[FileOffset]) -> Vec<Arc<[ResolvedFrame]>> {
-        if let Some(codes) = module.codes() {
-            return offsets.iter().map(|offset| located(codes.locate(offset.0))).collect();
-        }
         let state = &mut *self.state.borrow_mut();
+        if let Some(codes) = module.codes() {
+            let mut chains: Vec<Vec<CodeLocation>> = offsets.iter().map(|offset| codes.locate(offset.0)).collect();
+            let sources = &state.finder.sources;
+            if !sources.is_off && !sources.no_source_maps {
+                state.translate(&mut chains);
+            }
+            return chains.into_iter().map(located).collect();
+        }
         if state.finder.sources.is_off {
             return vec![Arc::default(); offsets.len()];
         }
@@ -289,12 +298,64 @@ impl State {
                 | Defect::UnknownCompression
                 | Defect::Shared
                 | Defect::Checksum
-                | Defect::MiniDebugInfo => {}
+                | Defect::MiniDebugInfo
+                | Defect::NoSourceMap => {}
             }
         }
         if let Err(failed) = result {
             self.fail(module, failed.to_string(), NamesFrom::Nothing);
         }
+    }
+
+    /// Replaces functions, files and lines by those of the sources, where scripts have source maps.
+    fn translate(&mut self, chains: &mut [Vec<CodeLocation>]) {
+        for (script, spots) in self.translations.unknown(chains.iter().flatten()) {
+            let Some(found) = self.originals(&script, &spots) else { break };
+            self.translations.add(&script, spots, found);
+        }
+        chains.iter_mut().flatten().for_each(|location| self.translations.apply(location));
+    }
+
+    /// Sources of places in ascending order, or of the first ones. `None` if there will be no answers for other scripts either.
+    fn originals(&mut self, script: &Script, spots: &[Spot]) -> Option<Vec<Option<Original>>> {
+        let map = match script.open_map() {
+            Ok(Some(map)) => map,
+            Ok(None) => return Some(Vec::new()),
+            Err(reason) => {
+                self.fail_in(&script.map_name(), reason.to_string(), NamesFrom::Script);
+                return Some(Vec::new());
+            }
+        };
+        let (mut found, mut defects) = (Vec::with_capacity(spots.len()), Vec::new());
+        let strings = &mut self.strings;
+        let take = |names: Names| {
+            defects.extend(names.defects);
+            found.extend(names.answers.into_iter().map(|frames| {
+                let frame = frames.into_iter().next()?;
+                let mut share = |text| intern(strings, text);
+                let file = share(map.source(&frame.file?).into());
+                Some(Original { file, line: frame.line?, name: frame.function.map(share) })
+            }));
+        };
+        let (files, question) = ([(Role::SourceMap, &map.image)], Question::Script(spots));
+        let result = match &mut self.sandbox {
+            Some(sandbox) => sandbox.name(&files, Depth::SymbolTables, question, take),
+            None => {
+                name_in_process(&files, Depth::SymbolTables, question, take);
+                Ok(())
+            }
+        };
+        let name = script.map_name();
+        if let Some(reason) = defects.into_iter().find_map(reason_of) {
+            self.fail_in(&name, reason, NamesFrom::Script);
+        }
+        if let Err(failed) = result {
+            self.fail_in(&name, failed.to_string(), NamesFrom::Script);
+            if failed.is_final() {
+                return None;
+            }
+        }
+        Some(found)
     }
 
     fn report_defects(&mut self, module: &Module, defects: &[Defect]) {
@@ -328,8 +389,13 @@ impl State {
 
     /// Records a failure, once for each module.
     fn fail(&mut self, module: &Module, reason: String, names: NamesFrom) {
-        tracing::debug!(module = %module.path(), %reason, "names are missing");
-        if let Some(known) = self.failures.iter_mut().find(|known| *known.module == **module.path()) {
+        self.fail_in(module.path(), reason, names);
+    }
+
+    /// As above, of a file with this path.
+    fn fail_in(&mut self, path: &str, reason: String, names: NamesFrom) {
+        tracing::debug!(module = path, %reason, "names are missing");
+        if let Some(known) = self.failures.iter_mut().find(|known| known.module == path) {
             if known.names != names {
                 known.names = NamesFrom::Nothing;
                 if known.reason != reason {
@@ -337,7 +403,7 @@ impl State {
                 }
             }
         } else if self.failures.len() < FAILURES_MAX {
-            self.failures.push(SymbolizationFailure { module: module.path().to_string(), reason, names });
+            self.failures.push(SymbolizationFailure { module: path.to_owned(), reason, names });
         }
     }
 }
@@ -381,6 +447,7 @@ fn name_in_process(files: &[(Role, &Image)], depth: Depth, question: Question<'_
         let names = match rest {
             Question::Linked(addresses) => engine.name(addresses),
             Question::Generated(places) => engine.name_generated(places),
+            Question::Script(spots) => engine.translate(spots),
         };
         rest = rest.after(names.answers.len());
         take(names);
@@ -390,7 +457,7 @@ fn name_in_process(files: &[(Role, &Image)], depth: Depth, question: Question<'_
 /// The names are in the table: no file is parsed.
 fn located(chain: Vec<CodeLocation>) -> Arc<[ResolvedFrame]> {
     let last = chain.len().saturating_sub(1);
-    let frame = |(index, CodeLocation { function, file, line })| ResolvedFrame {
+    let frame = |(index, CodeLocation { function, file, line, .. })| ResolvedFrame {
         function,
         file,
         line,
@@ -433,5 +500,7 @@ fn intern(strings: &mut FxHashSet<Arc<str>>, text: Arc<str>) -> Arc<str> {
     text
 }
 
+#[cfg(test)]
+mod script_tests;
 #[cfg(test)]
 mod tests;

@@ -34,12 +34,14 @@ pub(crate) struct Sources {
     pub(crate) report: Option<Arc<Report>>,
     /// Nothing is symbolized.
     pub(crate) is_off: bool,
+    /// Scripts are named as they are, without their source maps.
+    pub(crate) no_source_maps: bool,
 }
 
 impl fmt::Debug for Sources {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { directories, debuginfod, is_off, .. } = self;
-        let fields = (directories, debuginfod, is_off);
+        let Self { directories, debuginfod, is_off, no_source_maps, .. } = self;
+        let fields = (directories, debuginfod, is_off, no_source_maps);
         f.debug_tuple("Sources").field(&fields).finish()
     }
 }

@@ -49,6 +49,11 @@ pub fn boot_ns() -> u64 {
     nanos(clock_gettime(ClockId::Boottime))
 }
 
+/// CPU time used by the calling thread.
+pub fn thread_cpu() -> Duration {
+    Duration::from_nanos(nanos(clock_gettime(ClockId::ThreadCPUTime)))
+}
+
 pub fn cpu_ns() -> u64 {
     nanos(clock_gettime(ClockId::ProcessCPUTime))
 }

@@ -13,6 +13,9 @@ use heapbpf_base::ids::{Pid, Tid};
 use super::proc::process::entry_path;
 use super::proc::stat;
 
+/// An address of no process.
+const NOWHERE: u64 = 1 << 63;
+
 /// Maximum number of ranges in one call (`UIO_MAXIOV`).
 pub const RANGES_MAX: usize = 1024;
 
@@ -29,10 +32,15 @@ pub fn read(pid: Pid, ranges: &[(u64, usize)], buffer: &mut [u8]) -> io::Result<
     }
 }
 
+/// Whether a process still has memory: one that has exited has none.
+pub fn has_memory(pid: Pid) -> bool {
+    let read = read(pid, &[(NOWHERE, 1)], &mut [0]);
+    read.err().and_then(|error| error.raw_os_error()) != Some(libc::ESRCH)
+}
+
 /// Waits until a change of a process's mappings that has begun is complete. Since Linux 6.17, `maps` shows the mappings of before in the
 /// meantime; reading memory takes their lock (`process_vm_rw_single_vec` in mm/process_vm_access.c), also where none can be.
 pub fn wait_for_mappings(pid: Pid) {
-    const NOWHERE: u64 = 1 << 63;
     let _ = read(pid, &[(NOWHERE, 1)], &mut [0]);
 }
 

@@ -536,7 +536,11 @@ fn category(kind: FrameKind) -> usize {
 
 fn is_script(target: &TargetProfile, frame: &Frame) -> bool {
     let is_code = matches!(frame.kind, FrameKind::Interpreted | FrameKind::Jitted);
-    is_code && matches!(only_runtime(target), Some(Language::JavaScript | Language::Chromium))
+    is_code
+        && matches!(
+            only_runtime(target),
+            Some(Language::JavaScript | Language::Chromium | Language::Deno | Language::Bun)
+        )
 }
 
 fn address(context: &Context, target: &TargetProfile, frame: &Frame) -> i64 {

@@ -87,7 +87,7 @@ impl Method {
 
     pub(super) fn function(&self) -> Function {
         let lines = CodeLines::Starts(Arc::clone(&self.lines));
-        Function { name: Some(Arc::clone(&self.name)), file: self.file.clone(), lines }
+        Function { name: Some(Arc::clone(&self.name)), file: self.file.clone(), lines, script: None }
     }
 
     pub(super) fn line(&self, index: u32) -> Option<u32> {

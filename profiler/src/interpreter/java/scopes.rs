@@ -105,7 +105,7 @@ impl<M: Memory> Reader<'_, M> {
             let number = self.function(decoded.method).and_then(|(function, method)| {
                 let number = u32::try_from(self.compiled.scopes.len()).ok()?;
                 let line = if decoded.index == ENTRY_INDEX { None } else { method.line(decoded.index) };
-                self.compiled.scopes.push(Scope { function, line, caller });
+                self.compiled.scopes.push(Scope { function, line, column: None, caller });
                 Some(number)
             });
             self.by_offset.insert(offset, number);

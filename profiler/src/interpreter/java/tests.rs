@@ -390,7 +390,7 @@ fn an_interpreted_method_has_a_name_and_lines() {
     let image = image();
     let code = machine(&image).read(&image, &interpreted()).expect("readable");
     let lines = CodeLines::Starts([(3, 5), (7, 7)].into());
-    let function = Function { name: Some("a.Outer.run".into()), file: Some("Outer.java".into()), lines };
+    let function = Function { name: Some("a.Outer.run".into()), file: Some("Outer.java".into()), lines, script: None };
     assert_eq!(code, Code { id: 5, body: CodeBody::Function(function) });
 }
 
@@ -419,9 +419,10 @@ fn a_compiled_method_has_inlined_ones() {
             ("a.Outer.run".into(), Some("Outer.java".into())),
             ("b.Inner$.make".into(), Some("Inner.java".into())),
         ],
+        scripts: Vec::new(),
         scopes: vec![
-            Scope { function: 0, line: Some(5), caller: None },
-            Scope { function: 1, line: Some(7), caller: Some(0) },
+            Scope { function: 0, line: Some(5), column: None, caller: None },
+            Scope { function: 1, line: Some(7), column: None, caller: Some(0) },
         ],
         calls: vec![(0x210, 0), (0x220, 1)],
         may_lack_inlined: false,

@@ -12,6 +12,7 @@ use super::functions::{SHARED_DATA, Scripts, SharedFunction, bytecode_of};
 use super::heap::{Array, Heap};
 use super::positions::{Entry, Position, entries};
 use crate::object::interpreted::{Compiled, Scope};
+use crate::object::script::Spot;
 
 const PAGE: usize = 4096;
 /// Code before the address that is searched for its beginning.
@@ -41,8 +42,8 @@ pub(super) fn read(
 ) -> Compiled {
     let code = find(heap, address);
     let is_baseline = code.as_ref().is_some_and(|code| is_baseline(heap, code) == Some(true));
-    let (line, parts) = match code {
-        Some(code) if is_baseline => (baseline_line(heap, &code, shared, function, address), None),
+    let (spot, parts) = match code {
+        Some(code) if is_baseline => (baseline_spot(heap, &code, shared, function, address), None),
         code => (None, code.and_then(|code| Parts::read(heap, &code, shared).map(|parts| (code, parts)))),
     };
     let mut builder = Builder {
@@ -53,10 +54,11 @@ pub(super) fn read(
     let position = parts.as_ref().and_then(|(code, parts)| parts.position(u32::try_from(address - code.start).ok()?));
     let innermost = position.and_then(|position| builder.scope(heap, scripts, position, INLINED_MAX));
     let may_lack_inlined = innermost.is_none() && !is_baseline;
-    let innermost = innermost.unwrap_or_else(|| builder.outermost(line.or_else(|| function.first_line())));
-    let functions = builder.functions.into_iter().map(|(_, function)| (Arc::clone(&function.name), function.file()));
+    let innermost = innermost.unwrap_or_else(|| builder.outermost(spot.or_else(|| function.first_spot())));
+    let functions = builder.functions.iter().map(|(_, function)| (Arc::clone(&function.name), function.file()));
     Compiled {
         functions: functions.collect(),
+        scripts: builder.functions.iter().map(|(_, function)| function.in_script()).collect(),
         scopes: builder.scopes,
         calls: vec![(INSTRUCTION_UNKNOWN, innermost)],
         may_lack_inlined,
@@ -110,14 +112,14 @@ fn is_baseline(heap: &Heap<'_, impl Memory>, code: &Code) -> Option<bool> {
     Some(flags & layout.kind_mask == layout.baseline)
 }
 
-/// The line of code that was generated from bytecode without optimization.
-fn baseline_line(
+/// The place of code that was generated from bytecode without optimization.
+fn baseline_spot(
     heap: &Heap<'_, impl Memory>,
     code: &Code,
     shared: u64,
     function: &SharedFunction,
     address: u64,
-) -> Option<u32> {
+) -> Option<Spot> {
     let layout = heap.layout;
     let bytecode = bytecode_of(heap, heap.field(code.object, layout.code.data)?)?;
     // Closures of the same source share the bytecode.
@@ -128,7 +130,7 @@ fn baseline_line(
     let instructions = heap.bytecode(bytecode, TABLE_BYTES_MAX)?;
     let offset = offset_in(&instructions, &layout.bytecode_sizes, &table, address - code.start)?;
     let positions = heap.array_bytes(heap.field(bytecode, layout.bytecode_positions)?, TABLE_BYTES_MAX)?;
-    position_at(&entries(&positions), offset)?.unit.and_then(|unit| function.line(unit))
+    position_at(&entries(&positions), offset)?.unit.and_then(|unit| function.spot(unit))
 }
 
 /// Tables of a code object.
@@ -191,12 +193,13 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    fn outermost(&mut self, line: Option<u32>) -> u32 {
-        self.add(Scope { function: 0, line, caller: None })
+    fn outermost(&mut self, spot: Option<Spot>) -> u32 {
+        self.add(0, spot, None)
     }
 
-    fn add(&mut self, scope: Scope) -> u32 {
-        self.scopes.push(scope);
+    fn add(&mut self, function: u32, spot: Option<Spot>, caller: Option<u32>) -> u32 {
+        let (line, column) = (spot.map(|spot| spot.line), spot.map(|spot| spot.column));
+        self.scopes.push(Scope { function, line, column, caller });
         u32::try_from(self.scopes.len() - 1).unwrap_or(u32::MAX)
     }
 
@@ -210,8 +213,8 @@ impl Builder<'_> {
     ) -> Option<u32> {
         let parts = self.parts?;
         let Some(inlined) = position.inlined else {
-            let line = position.unit.and_then(|unit| self.functions[0].1.line(unit));
-            return Some(self.outermost(line));
+            let spot = position.unit.and_then(|unit| self.functions[0].1.spot(unit));
+            return Some(self.outermost(spot));
         };
         let &(call, literal) = parts.inlinings.get(usize::from(inlined))?;
         // Calls that are inlined into others come behind them.
@@ -225,8 +228,8 @@ impl Builder<'_> {
             shared_of(heap, heap.element(parts.literals?, u64::try_from(literal).ok()?)?)?
         };
         let (index, function) = self.function(heap, scripts, inner)?;
-        let line = position.unit.and_then(|unit| function.line(unit));
-        Some(self.add(Scope { function: index, line, caller: Some(caller) }))
+        let spot = position.unit.and_then(|unit| function.spot(unit));
+        Some(self.add(index, spot, Some(caller)))
     }
 
     fn function(

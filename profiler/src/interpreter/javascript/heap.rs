@@ -1,5 +1,7 @@
 //! Objects of V8 in the memory of a target, which controls them: lengths are limited, and so are steps from one to another.
 
+use std::ops::Range;
+
 use super::super::memory::Memory;
 use super::layout::Layout;
 
@@ -17,6 +19,8 @@ const FIRST_OTHER_TYPE: u16 = 0x80;
 
 /// Strings that one consists of. The engine joins them when it needs the characters.
 const PARTS_MAX: usize = 4096;
+/// Strings from one to the other that has its characters.
+const INDIRECTIONS_MAX: usize = 4;
 /// Elements of an array.
 const ARRAY_MAX: u64 = 1 << 16;
 
@@ -116,6 +120,39 @@ impl<M: Memory> Heap<'_, M> {
                 5 => pending.push(first),
                 _ => return None,
             }
+        }
+        None
+    }
+
+    /// Units of a string that is in one piece.
+    pub(super) fn units_between(&self, mut word: u64, range: Range<usize>) -> Option<Vec<u16>> {
+        let mut skipped = 0u64;
+        for _ in 0..INDIRECTIONS_MAX {
+            let (string, kind) = self.object(word).filter(|(_, kind)| *kind < FIRST_OTHER_TYPE)?;
+            let length = self.memory.integer(string.wrapping_add(STRING_LENGTH))? as usize;
+            let first = self.field(string, STRING_DATA)?;
+            let start = match kind & FORM_MASK {
+                0 => string.wrapping_add(STRING_DATA),
+                2 => self.field(string, STRING_SECOND)?,
+                1 | 5 => {
+                    word = first;
+                    continue;
+                }
+                3 => {
+                    skipped = skipped.checked_add(u64::try_from(small(self.field(string, STRING_SECOND)?)?).ok()?)?;
+                    word = first;
+                    continue;
+                }
+                _ => return None,
+            };
+            if range.end as u64 + skipped > length as u64 {
+                return None;
+            }
+            let width = if kind & ONE_BYTE != 0 { 1 } else { 2 };
+            let mut units = Vec::new();
+            let from = (range.start as u64 + skipped).checked_mul(width)?;
+            self.characters(start.checked_add(from)?, range.len(), kind, &mut units)?;
+            return Some(units);
         }
         None
     }

@@ -27,6 +27,7 @@ use super::process::{CodeMapping, Process};
 use crate::object::ObjectError;
 use crate::object::interpreted::{Code, CodeBody, CodeLines, Function, PlacedCode};
 use crate::object::module::Module;
+use crate::object::script::TargetFiles;
 use crate::object::symbols::{definitions, exported_integers, local_objects};
 
 pub(super) const IMPLEMENTATION: Implementation = Implementation {
@@ -113,7 +114,8 @@ impl Library {
 
 impl Runtime for Library {
     fn enter(&self, process: &Process) -> Result<Option<Entered>, String> {
-        let engine = self.in_process(&process.code).map_err(|reason| reason.to_string())?;
+        let mut engine = self.in_process(&process.code).map_err(|reason| reason.to_string())?;
+        engine.scripts = Scripts::new(TargetFiles::of(process.pid));
         Ok(Some(Entered { place: Arc::new(engine.place), reader: Some(Box::new(engine)) }))
     }
 }
@@ -178,7 +180,8 @@ impl Engine {
             CodeBody::Function(Function {
                 name: Some(function.name.clone()),
                 file: function.file(),
-                lines: CodeLines::Script { first_line: function.first_line(), starts: starts.into() },
+                lines: CodeLines::Script { first: function.first_spot(), starts: starts.into() },
+                script: function.in_script(),
             })
         } else {
             let of = (shared, &function);

@@ -30,7 +30,7 @@ pub(super) fn function(name: Option<Part<'_>>, class: Option<Part<'_>>, file: Op
         if part.is_cut { format!("{CUT}{text}") } else { text.into_owned() }
     });
     let file = file.filter(|file| !file.is_empty()).map(Into::into);
-    Function { name: Some(name.into()), file, lines: CodeLines::Numbers }
+    Function { name: Some(name.into()), file, lines: CodeLines::Numbers, script: None }
 }
 
 #[cfg(test)]

@@ -56,7 +56,7 @@ struct Named {
 impl Named {
     fn with(&self, lines: Lines) -> Code {
         let lines = CodeLines::Table(Arc::new(lines));
-        let function = Function { name: self.name.clone(), file: self.file.clone(), lines };
+        let function = Function { name: self.name.clone(), file: self.file.clone(), lines, script: None };
         Code { id: self.id, body: CodeBody::Function(function) }
     }
 }

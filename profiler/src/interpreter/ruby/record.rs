@@ -23,5 +23,5 @@ pub(super) fn decode(bytes: &[u8]) -> Result<NamedCode, DecodeError> {
     });
     let file = labels::copied(&path, field!(bytes, RubyCodeRecord, path_bytes, u32));
     let id = CodeId(field!(bytes, RubyCodeRecord, code_id, u64)).in_frames();
-    Ok(NamedCode::of(id, Function { name, file, lines: CodeLines::Numbers }))
+    Ok(NamedCode::of(id, Function { name, file, lines: CodeLines::Numbers, script: None }))
 }

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use heapbpf_base::ids::Pid;
 use heapbpf_base::shown;
 use heapbpf_ledger::model::{
-    Health, HookStatus, InlinedHeap, Loss, Others, Symbolization, Unaccounted, Window, WindowReason,
+    Health, HookStatus, InlinedHeap, InterpreterFrames, Loss, Others, Symbolization, Unaccounted, Window, WindowReason,
 };
 use heapbpf_ledger::timeline::SampleTrigger;
 use heapbpf_linux::clock;
@@ -195,6 +195,12 @@ impl Session {
         }
     }
 
+    fn interpreter_frames(&self, counters: &Counters) -> Option<InterpreterFrames> {
+        let targets = self.processes.all();
+        let stacks = targets.iter().flat_map(|target| target.ledger.stacks()).map(|(_, stack)| stack);
+        self.probes.unwinding.interpreters.frames(counters, stacks, &self.probes.discovery.modules)
+    }
+
     fn health(&self, counters: &Counters) -> Health {
         let mut lost: Vec<_> = counters.losses().map(|(counter, count)| (Loss::of(counter), count)).collect();
         let own =
@@ -216,7 +222,7 @@ impl Session {
             guardrails: self.guard.report(),
             scope: Some(self.probes.scope(counters.get(Counter::ForeignCalls))),
             inline_engine,
-            interpreters: self.probes.unwinding.interpreters.frames(counters),
+            interpreters: self.interpreter_frames(counters),
             unaccounted: self.unaccounted(counters),
             symbolization: Symbolization::default(),
         };

@@ -137,7 +137,7 @@ impl<F: ReadAt> CodeIndex<F> {
         let Some(name) = self.text(piece.name).filter(|name| !name.is_empty()) else { return Vec::new() };
         // V8 gives the lines of inlined functions the file of the outer one, so the line of the function is better.
         let (function, place): (Arc<str>, _) = match Language::generated_name(&name) {
-            Some(name) => (name.function.into(), Some((name.file.into(), name.line))),
+            Some(name) => (name.function.into(), name.place.map(|(file, line)| (file.into(), line))),
             None => (demangle(&name).into(), self.line(piece, place.address)),
         };
         let (file, line) = place.unzip();

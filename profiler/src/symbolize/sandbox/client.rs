@@ -138,7 +138,7 @@ impl Sandbox {
             let Reply::Names(names) = self.ask(&request, &[], deadline)? else {
                 return Err(io::ErrorKind::InvalidData.into());
             };
-            if !names.is_valid(asked) {
+            if !names.is_valid(asked, question) {
                 return Err(io::ErrorKind::InvalidData.into());
             }
             rest = rest.after(names.answers.len());

@@ -8,6 +8,7 @@ mod partial_units;
 mod remainder;
 mod scopes;
 mod sections;
+mod source_map;
 mod symbolizer;
 
 use std::sync::Arc;
@@ -18,9 +19,11 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::generated::{Format, Place};
 use super::names::ResolvedFrame;
+use crate::object::script::Spot;
 
 pub(super) use client::Sandbox;
 pub(crate) use client::{Interrupt, confinement, crashes};
+pub(crate) use source_map::exercise;
 pub use symbolizer::serve;
 pub(super) use symbolizer::{Engine, Files, ModuleFile};
 
@@ -71,6 +74,8 @@ pub(super) enum Role {
     Split,
     /// Names of generated code.
     Generated(Format),
+    /// The sources of a script.
+    SourceMap,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,6 +93,8 @@ enum Request {
     Name { addresses: Vec<u64> },
     /// Symbolizes generated code.
     NameGenerated { places: Vec<Place> },
+    /// Finds the sources of these places in a script, in ascending order.
+    Translate { spots: Vec<Spot> },
 }
 
 /// Addresses to symbolize, in ascending order.
@@ -97,6 +104,8 @@ pub(super) enum Question<'a> {
     Linked(&'a [u64]),
     /// Of generated code.
     Generated(&'a [Place]),
+    /// Places in a script.
+    Script(&'a [Spot]),
 }
 
 impl Question<'_> {
@@ -104,6 +113,7 @@ impl Question<'_> {
         match self {
             Self::Linked(addresses) => addresses.len(),
             Self::Generated(places) => places.len(),
+            Self::Script(spots) => spots.len(),
         }
     }
 
@@ -112,6 +122,7 @@ impl Question<'_> {
         match self {
             Self::Linked(addresses) => Self::Linked(&addresses[count..]),
             Self::Generated(places) => Self::Generated(&places[count..]),
+            Self::Script(spots) => Self::Script(&spots[count..]),
         }
     }
 
@@ -121,6 +132,7 @@ impl Question<'_> {
         let request = match self {
             Self::Linked(addresses) => Request::Name { addresses: addresses[..count].to_vec() },
             Self::Generated(places) => Request::NameGenerated { places: places[..count].to_vec() },
+            Self::Script(spots) => Request::Translate { spots: spots[..count].to_vec() },
         };
         (request, count)
     }
@@ -154,6 +166,8 @@ pub(super) enum Defect {
     Entries(u64),
     /// It exceeds the limit: its rest is ignored.
     Size,
+    /// It is no source map of version 3.
+    NoSourceMap,
 }
 
 /// Names for all addresses of a request, or for the first ones.
@@ -172,7 +186,9 @@ pub(super) struct Names {
 
 impl Names {
     /// A compromised symbolizer may send anything.
-    fn is_valid(&self, asked: usize) -> bool {
+    fn is_valid(&self, asked: usize, question: Question<'_>) -> bool {
+        // Sources of scripts have the name of what is at a place, if it has one.
+        let may_lack_name = matches!(question, Question::Script(_));
         let is_short = |text: &Arc<str>| text.len() <= STRING_BYTES_MAX;
         (1..=asked).contains(&self.answers.len())
             && self.starts.len() == self.answers.len()
@@ -180,11 +196,9 @@ impl Names {
             && self.missing.len() <= MISSING_MAX
             && self.missing.iter().all(|path| path.len() <= PATH_BYTES_MAX)
             && self.answers.iter().all(|frames| frames.len() <= FRAMES_MAX)
-            && self
-                .answers
-                .iter()
-                .flatten()
-                .all(|frame| frame.function.as_ref().is_some_and(is_short) && frame.file.as_ref().is_none_or(is_short))
+            && self.answers.iter().flatten().all(|frame| {
+                frame.function.as_ref().map_or(may_lack_name, is_short) && frame.file.as_ref().is_none_or(is_short)
+            })
     }
 }
 
@@ -201,6 +215,8 @@ fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
 mod tests {
     use super::*;
 
+    const LINKED: Question<'_> = Question::Linked(&[]);
+
     fn names(answers: Vec<Vec<ResolvedFrame>>) -> Names {
         Names { starts: vec![None; answers.len()], answers, ..Names::default() }
     }
@@ -209,15 +225,16 @@ mod tests {
     fn invalid_answers_are_refused() {
         let frame =
             || ResolvedFrame { function: Some("main".into()), file: Some("a.c".into()), ..ResolvedFrame::default() };
-        assert!(names(vec![vec![frame()], vec![]]).is_valid(2));
-        assert!(!names(vec![vec![frame()]]).is_valid(0));
-        assert!(!names(vec![]).is_valid(2));
-        assert!(!Names { starts: Vec::new(), ..names(vec![vec![frame()]]) }.is_valid(1));
-        assert!(!names(vec![vec![ResolvedFrame { function: None, ..frame() }]]).is_valid(1));
-        assert!(!names(vec![vec![frame(); FRAMES_MAX + 1]]).is_valid(1));
+        assert!(names(vec![vec![frame()], vec![]]).is_valid(2, LINKED));
+        assert!(!names(vec![vec![frame()]]).is_valid(0, LINKED));
+        assert!(!names(vec![]).is_valid(2, LINKED));
+        assert!(!Names { starts: Vec::new(), ..names(vec![vec![frame()]]) }.is_valid(1, LINKED));
+        let nameless = names(vec![vec![ResolvedFrame { function: None, ..frame() }]]);
+        assert!(!nameless.is_valid(1, LINKED) && nameless.is_valid(1, Question::Script(&[])));
+        assert!(!names(vec![vec![frame(); FRAMES_MAX + 1]]).is_valid(1, LINKED));
         let long: Arc<str> = "a".repeat(STRING_BYTES_MAX + 1).into();
-        assert!(!names(vec![vec![ResolvedFrame { function: Some(Arc::clone(&long)), ..frame() }]]).is_valid(1));
-        assert!(!names(vec![vec![ResolvedFrame { file: Some(long), ..frame() }]]).is_valid(1));
+        assert!(!names(vec![vec![ResolvedFrame { function: Some(Arc::clone(&long)), ..frame() }]]).is_valid(1, LINKED));
+        assert!(!names(vec![vec![ResolvedFrame { file: Some(long), ..frame() }]]).is_valid(1, LINKED));
     }
 
     #[test]

@@ -20,6 +20,7 @@ use super::dwarf::{self, Companions, DebugInfo, Found, Reader};
 use super::remainder::Remainder;
 use super::scopes::{Scopes, whole_name};
 use super::sections::Sections;
+use super::source_map::{NoMap, SourceMap};
 use super::{
     ADDRESSES_MAX, CPU_TIME_MAX, Defect, Depth, FRAMES_MAX, MEMORY_BYTES_MAX, MISSING_MAX, Names, PROCESS_NAME,
     REQUEST_BYTES_MAX, Reply, Request, Role, STRINGS_BYTES, decode, encode,
@@ -27,6 +28,7 @@ use super::{
 use crate::object::debug_files::{ALTERNATIVE_LINK, shared_link};
 use crate::object::elf::{Elf, Section};
 use crate::object::image::Image;
+use crate::object::script::Spot;
 use crate::symbolize::demangle::demangle;
 use crate::symbolize::generated::{CodeIndex, Place};
 use crate::symbolize::names::ResolvedFrame;
@@ -36,12 +38,13 @@ const SUPPLEMENT: &str = ".debug_sup";
 const PART_BYTES: usize = 1 << 18;
 
 /// The files of a module, in order of priority.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(in crate::symbolize) struct Files {
     opened: Vec<Opened>,
     /// The module itself.
     own: Option<Image>,
     indices: Vec<CodeIndex<File>>,
+    source_map: Option<SourceMap>,
     defects: Vec<Defect>,
 }
 
@@ -81,13 +84,18 @@ pub(in crate::symbolize) struct ModuleFile {
 
 impl Files {
     pub(in crate::symbolize) fn open(files: Vec<ModuleFile>, depth: Depth) -> Self {
-        let mut opened = Self { opened: Vec::new(), own: None, indices: Vec::new(), defects: Vec::new() };
+        let mut opened = Self::default();
         for ModuleFile { role, file, path } in files {
             match role {
                 Role::Linked(checksum) if crc32(&file).is_none_or(|found| found != checksum) => {
                     opened.defects.push(Defect::Checksum);
                 }
                 Role::Generated(format) => opened.add_index(CodeIndex::read(format, file)),
+                Role::SourceMap => match SourceMap::read(&file) {
+                    Ok(map) => opened.source_map = Some(map),
+                    Err(NoMap::TooLarge) => opened.defects.push(Defect::Size),
+                    Err(NoMap::Malformed) => opened.defects.push(Defect::NoSourceMap),
+                },
                 role => {
                     if role == Role::Own {
                         opened.own = file.try_clone().ok().and_then(|file| Image::new(file).ok());
@@ -166,6 +174,29 @@ impl<'a> Engine<'a> {
         let answers = places.iter().map(frames).collect();
         let defects = std::mem::take(&mut self.defects);
         Names { starts: vec![None; places.len()], answers, defects, ..Names::default() }
+    }
+
+    /// Sources of places in a script.
+    pub(in crate::symbolize) fn translate(&mut self, spots: &[Spot]) -> Names {
+        let mut defects = std::mem::take(&mut self.defects);
+        let (found, malformed) =
+            self.files.source_map.as_ref().map_or_else(Default::default, |map| map.originals(spots));
+        defects.extend((malformed > 0).then_some(Defect::Entries(malformed)));
+        let mut answers: Vec<Chain> = Vec::with_capacity(spots.len());
+        let mut bytes = 0;
+        for frame in found.into_iter().chain(std::iter::repeat(None)).take(spots.len()) {
+            bytes += frame
+                .iter()
+                .flat_map(|frame| [&frame.function, &frame.file])
+                .flatten()
+                .map(|it| it.len())
+                .sum::<usize>();
+            answers.push(frame.into_iter().collect());
+            if bytes > STRINGS_BYTES {
+                break;
+            }
+        }
+        Names { starts: vec![None; answers.len()], answers, defects, ..Names::default() }
     }
 
     /// As many addresses as fit into a reply.
@@ -422,7 +453,7 @@ fn answer(channel: &Channel, message: Message, root: Root) -> io::Result<Option<
     let open = |(given, role): (OwnedFd, &Role)| {
         let given = File::from(given);
         match role {
-            Role::Generated(_) => (given, true),
+            Role::Generated(_) | Role::SourceMap => (given, true),
             _ => File::open(path(&given)).map_or((given, false), |opened| (opened, true)),
         }
     };
@@ -441,6 +472,9 @@ fn answer(channel: &Channel, message: Message, root: Root) -> io::Result<Option<
             }
             Some(Request::NameGenerated { places }) if (1..=ADDRESSES_MAX).contains(&places.len()) => {
                 engine.name_generated(&places)
+            }
+            Some(Request::Translate { spots }) if (1..=ADDRESSES_MAX).contains(&spots.len()) => {
+                engine.translate(&spots)
             }
             _ => return Ok(Some(message)),
         };

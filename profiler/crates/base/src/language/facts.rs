@@ -29,12 +29,12 @@ pub struct Facts {
     pub functions: Option<Functions>,
 }
 
-/// The place of generated code, in the name that its compiler gives to it.
+/// The function of generated code, in the name that its compiler gives to it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct GeneratedName<'a> {
     pub function: &'a str,
-    pub file: &'a str,
-    pub line: u32,
+    /// File and line, if the name has them.
+    pub place: Option<(&'a str, u32)>,
 }
 
 /// A mapping of a heap.

@@ -1,4 +1,4 @@
-//! JavaScript, as Node.js executes it with V8; and programs with Chromium's engine, whose heaps differ.
+//! JavaScript, as Node.js executes it with V8; and programs whose heaps or engines differ: Chromium, Deno and Bun.
 
 mod generated;
 
@@ -36,6 +36,30 @@ pub(super) const OF_CHROMIUM: Facts = Facts {
     // Those of the former.
     generated_name: None,
     functions: None,
+    ..FACTS
+};
+
+pub(super) const OF_DENO: Facts = Facts {
+    name: "JavaScript in Deno",
+    files: &["deno"],
+    heap: "Deno keeps JavaScript objects in V8's heap",
+    remedies: &[RECORD_MAPPINGS, "take heap snapshots with the developer tools (`--inspect`)"],
+    perf_map: Some("start it with `deno run --v8-flags=--perf-basic-prof`"),
+    // Those of Node.js.
+    generated_name: None,
+    functions: None,
+    ..FACTS
+};
+
+pub(super) const OF_BUN: Facts = Facts {
+    name: "JavaScript in Bun",
+    files: &["bun"],
+    heap: "Bun keeps JavaScript objects and native memory in allocators of its own, which have no symbols",
+    remedies: &["use `bun --heap-prof`"],
+    perf_map: Some("start it with `BUN_JSC_useJITDump=1 BUN_JSC_jitDumpDirectory=/tmp`"),
+    generated_name: None,
+    functions: None,
+    frame_type: "jsc",
     ..FACTS
 };
 

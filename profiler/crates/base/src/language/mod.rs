@@ -38,6 +38,8 @@ pub enum Language {
     Go,
     Ruby,
     Dotnet,
+    Deno,
+    Bun,
 }
 
 impl Language {
@@ -51,6 +53,8 @@ impl Language {
             Self::Go => &go::FACTS,
             Self::Ruby => &ruby::FACTS,
             Self::Dotnet => &dotnet::FACTS,
+            Self::Deno => &javascript::OF_DENO,
+            Self::Bun => &javascript::OF_BUN,
         }
     }
 
@@ -124,7 +128,7 @@ mod tests {
     /// Recordings and reports of earlier versions are read.
     #[test]
     fn numbers_and_names_stay() {
-        let names = ["cpython", "php", "chromium", "node", "jvm", "go", "ruby", "dotnet"];
+        let names = ["cpython", "php", "chromium", "node", "jvm", "go", "ruby", "dotnet", "deno", "bun"];
         for ((number, name), language) in (0_u8..).zip(names).zip(Language::iter()) {
             assert_eq!(serde_json::to_value(language).expect("a name"), name);
             assert_eq!(postcard::to_stdvec(&language).expect("a number"), [number]);

@@ -336,11 +336,11 @@ pub struct Download {
     pub failure: Option<String>,
 }
 
-/// A module that could not be symbolized completely.
+/// A module or script that could not be symbolized completely.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(any(test, feature = "testing"), derive(schemars::JsonSchema))]
 pub struct SymbolizationFailure {
-    /// Path of the module.
+    /// Path of the module, or of the script's source map.
     pub module: String,
     /// Why.
     pub reason: String,
@@ -359,6 +359,8 @@ pub enum NamesFrom {
     /// Frames are printed as module and offset.
     #[serde(rename = "none", alias = "Nothing")]
     Nothing,
+    /// Functions, files and lines of a script as it is executed, because its source map is not used.
+    Script,
 }
 
 /// Limits, `None` where none was set, and peaks of what they limit. Recordings contain it.

@@ -375,6 +375,7 @@ pub(crate) fn missing_names(symbolization: &Symbolization) -> Vec<String> {
         let names = match names {
             NamesFrom::SymbolTable => "from the symbol table alone",
             NamesFrom::Nothing => "missing",
+            NamesFrom::Script => "of the script as it is executed, without its source map",
         };
         let listed = modules.iter().take(LISTED_MAX).copied().collect::<Vec<_>>().join(", ");
         let modules = match modules.len() {

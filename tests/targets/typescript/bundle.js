@@ -1,0 +1,2 @@
+var t=[];function n(e){for(let r=0;r<e;r++)t.push({data:Buffer.allocUnsafeSlow(3e3)})}var a=async e=>{t.push({data:Buffer.allocUnsafeSlow(e)})},o=class{kept=[];addEntry(r){return this.kept.push(Buffer.allocUnsafeSlow(r)),this.kept.length}};var s=new o;async function f(e){e.startsWith("exit")&&process.exit(0);for(let r=0;r<Number(e);r++)n(10),await a(4e3),s.addEntry(5e3);console.log("done")}require("readline").createInterface({input:process.stdin}).on("line",f);console.log("ready");
+//# sourceMappingURL=bundle.js.map
