@@ -14,7 +14,7 @@ def block
 end
 
 def written(text, locations)
-  stack = locations.map { |location| [location.label, location.absolute_path || location.path, location.lineno] }
+  stack = locations.map { |location| [location.label, location.absolute_path || location.path || '', location.lineno] }
   OUTPUT.syswrite("#{stack.to_json}\n")
   text
 end

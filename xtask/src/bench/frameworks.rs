@@ -304,6 +304,17 @@ fn comparable(frames: impl IntoIterator<Item = (String, String, u32)>) -> Stack 
     stack
 }
 
+/// Gives methods in C the file and line of their caller, as Ruby does.
+fn locate(stack: &mut Stack) {
+    let mut caller = (String::new(), 0);
+    for (_, file, line) in stack.iter_mut().rev() {
+        if *line == 0 {
+            (*file, *line) = caller.clone();
+        }
+        caller = (file.clone(), *line);
+    }
+}
+
 /// A function's name without the address that ends the name of Java's hidden classes.
 fn plain(function: &str) -> String {
     let parts = ["/0x", "+0x", ".0x"].iter().find_map(|mark| function.split_once(mark));
@@ -327,6 +338,7 @@ struct Row {
 }
 
 impl Row {
+    #[expect(clippy::cast_possible_truncation, reason = "numbers of blocks and bytes")]
     fn add(&mut self, service: &Service, callsite: &Callsite) {
         // Exact, but not written as integers.
         let [count, bytes] = [&callsite.totals.alloc_count, &callsite.totals.alloc_bytes]
@@ -341,7 +353,11 @@ impl Row {
             let function = frame.function.clone().unwrap_or_else(|| "?".to_owned());
             (function, frame.file.clone().unwrap_or_default(), frame.line.unwrap_or(0))
         });
-        let ends = self.recorded.entry(comparable(frames)).or_default();
+        let mut stack = comparable(frames);
+        if service.language == "[ruby]" {
+            locate(&mut stack);
+        }
+        let ends = self.recorded.entry(stack).or_default();
         *ends.entry(callsite.end.clone().unwrap_or_default()).or_default() += count;
     }
 
