@@ -93,6 +93,12 @@ pub(crate) fn install(repository: &Repository, viewers: &Path) -> Result<PathBuf
         outcome.map_err(|error| anyhow!("cannot install CPython {version} of Debian's suite `{suite}`: {error:#}"))?;
         removed.with_context(|| format!("cannot remove the downloads in `{}`", unfinished.display()))?;
     }
+    install_machines(repository, viewers)
+}
+
+/// Installs Java and Node.js alone. Returns the same folder.
+pub(crate) fn install_machines(repository: &Repository, viewers: &Path) -> Result<PathBuf> {
+    let interpreters = folder(repository);
     install_java(viewers, &interpreters)?;
     for version in NODE_VERSIONS {
         install_node(viewers, &interpreters, version)?;

@@ -78,6 +78,13 @@ const PACKAGES: &[Package] = &[
     ("cpio", "cpio", "packs the virtual machine's files"),
     ("debootstrap", "/usr/sbin/debootstrap", "makes a Debian system to install the package in"),
     ("rpm", "rpm", "installs the other package"),
+    ("python3-torch", "/usr/lib/python3/dist-packages/torch/__init__.py", "a target: torch for processors alone"),
+    ("puma", "puma", "a target: a server in Ruby"),
+    (
+        "ruby-sinatra",
+        "/usr/share/rubygems-integration/all/gems/sinatra-3.0.5/lib/sinatra.rb",
+        "a target: a framework in Ruby",
+    ),
 ];
 
 pub(crate) const RUST: &str = "rustc-web cargo-web rust-web-src";
@@ -98,6 +105,8 @@ pub(crate) const BENCH_OVERHEAD: &str = "gcc libc6-dev g++ python3 redis-server 
     libgoogle-perftools-dev heaptrack";
 pub(crate) const BENCH_AGENT: &str = "gcc libc6-dev redis-server redis-tools python3 perl";
 pub(crate) const BENCH_PUSH: &str = "redis-server redis-tools nginx-light wrk postgresql";
+pub(crate) const BENCH_FRAMEWORKS: &str =
+    "gcc libc6-dev python3 python3-torch default-jdk-headless ruby puma ruby-sinatra php-fpm nginx-light";
 pub(crate) const BENCH_C: &str = "gcc libc6-dev";
 pub(crate) const VM_X86_64: &str = "qemu-system-x86 busybox-static cpio gcc libc6-dev libjemalloc2 libtcmalloc-minimal4 \
     libmimalloc2.0 musl-tools musl-dev";

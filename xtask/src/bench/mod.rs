@@ -6,6 +6,7 @@ mod calls;
 mod compared;
 pub(crate) mod figures;
 mod formats;
+mod frameworks;
 mod functions;
 mod launched;
 mod leaks;
@@ -44,6 +45,7 @@ enum Subject {
     Overhead(overhead::Arguments),
     Soak(overhead::SoakArguments),
     Formats(formats::Arguments),
+    Frameworks(frameworks::Arguments),
     Leaks(leaks::Arguments),
     Agent(agent::Arguments),
     Push(push::Arguments),
@@ -55,6 +57,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         Subject::Overhead(arguments) => overhead::run(arguments),
         Subject::Soak(arguments) => overhead::soak(arguments),
         Subject::Formats(arguments) => formats::run(arguments),
+        Subject::Frameworks(arguments) => frameworks::run(arguments),
         Subject::Leaks(arguments) => leaks::run(arguments),
         Subject::Agent(arguments) => agent::run(arguments),
         Subject::Push(arguments) => push::run(arguments),

@@ -1,0 +1,5 @@
+# For puma.
+
+require_relative 'sinatra_service'
+
+run Service
