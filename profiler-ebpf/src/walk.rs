@@ -7,6 +7,7 @@
 use profiler_common::arch::{CALL_BYTES, HAS_LINK};
 use profiler_common::interpreter::Runtime;
 use profiler_common::limits::STACK_FRAMES_MAX;
+use profiler_common::mapped::GENERATED;
 use profiler_common::rule_cache::CacheKey;
 use profiler_common::stack::{StackEnd, StackHasher};
 use profiler_common::step::{Registers, Step, step};
@@ -216,7 +217,26 @@ pub(crate) extern "C" fn unwind_step(area: u32) -> u32 {
             walk.set_registers(&caller);
             CONTINUE | in_loop
         }
+        // Generated code without tables may use the frame pointer for anything, and no thread begins there.
+        Step::End(StackEnd::Complete) if rule == Rule::FRAME_POINTER && is_generated(area) != 0 => {
+            (StackEnd::BrokenChain as u32 + 1) | in_loop
+        }
         Step::End(end) => (end as u32 + 1) | in_loop,
+    }
+}
+
+/// Whether the current frame is in generated code that is unwound by frame pointers: 1 or 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn is_generated(area: u32) -> u32 {
+    let Some(scratch) = SCRATCH.get_ptr_mut(area) else {
+        return 0;
+    };
+    // SAFETY: the pointer comes from a successful lookup, and this program has claimed the area.
+    let walk = unsafe { &(*scratch).walk };
+    match find_mapping(walk.mapping_first, walk.mapping_count, walk.registers().lookup_address()) {
+        Some(mapping) => u32::from(mapping.identity == GENERATED && mapping.table.is_frame_pointer()),
+        None => 0,
     }
 }
 

@@ -82,11 +82,11 @@ fn huge_pages_belong_to_their_first_touch() {
 /// Memory that is only read is not resident, shared memory is no process's own, and the kernel's writes are its caller's.
 #[test]
 fn only_what_a_process_writes_is_its_own() {
-    let (report, pid) = record(&["read 8", "share 4", "receive 8", "copy 4"]);
+    let (report, pid) = record(&["read 8", "share 4", "receive 24", "copy 4"]);
     let process = report.process(pid);
     assert_eq!(live_bytes(process, "reads"), 0);
     assert_eq!(live_bytes(process, "shares"), 0);
-    assert_eq!(live_bytes(process, "receives"), 8 * MIB);
+    assert_eq!(live_bytes(process, "receives"), 24 * MIB);
     assert_eq!(live_bytes(process, "copies"), 4 * MIB);
 }
 

@@ -25,7 +25,7 @@ use heapbpf_linux::process_memory::{Pages, scan_entries, scan_pages};
 use profiler_common::interval::Interval;
 use profiler_common::pages::{PAGE_FLAG, PAGES_HEAP, RANGE_SHIFT, is_sampled, position, range_id};
 use profiler_common::sampling::{SamplingRate, probability};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use tracing::debug;
 
 use super::target::Target;
@@ -52,6 +52,8 @@ struct Touched {
     ranges: BTreeMap<u64, Toucher>,
     /// Runs of pages that were resident when the recording began, and have been since; `None` until they are known.
     before: Option<Vec<Range<u64>>>,
+    /// Pages of the ledger that were absent in the last scan.
+    absent: FxHashSet<(TargetAddr, MonotonicNanos)>,
     /// Memory of hooked heaps, by rising address, and when they had it.
     hooked: Vec<Span>,
     hooked_at: MonotonicNanos,
@@ -82,6 +84,8 @@ struct Toucher {
 pub(super) struct Scan {
     /// Time before which all of it is true.
     pub(super) time: MonotonicNanos,
+    /// The ranges that were read.
+    ranges: BTreeSet<u64>,
     /// Runs of resident pages of anonymous memory, by rising address.
     resident: Vec<Range<u64>>,
     /// Ranges in which no page is resident.
@@ -187,8 +191,23 @@ impl Residency {
         }
         *before = scan.retain(before, &ranges);
         scan.empty = ranges.iter().copied().filter(|range| !scan.overlaps(*range)).collect();
+        scan.ranges = ranges;
         touched.due = Some(Instant::now() + PERIOD_MIN.max(begun.elapsed() * SHARE));
         Ok(scan)
+    }
+
+    /// Pages of a ledger that are not resident any more. A page is entered when the fault begins, which may end later: so it must be absent
+    /// in two scans.
+    pub(super) fn gone(&mut self, pid: Pid, scan: &Scan, ledger: &Ledger) -> Vec<LiveAllocation> {
+        let Some(touched) = self.touched.get_mut(&pid) else { return Vec::new() };
+        let is_absent = |block: &LiveAllocation| {
+            let page = block.address.0 & !PAGE_FLAG;
+            block.time < scan.time && scan.ranges.contains(&(page >> RANGE_SHIFT)) && !contains(&scan.resident, page)
+        };
+        let absent: Vec<LiveAllocation> = pages_of(ledger).filter(is_absent).collect();
+        let now = absent.iter().map(|block| (block.address, block.time)).collect();
+        let before = std::mem::replace(&mut touched.absent, now);
+        absent.into_iter().filter(|block| before.contains(&(block.address, block.time))).collect()
     }
 
     /// Sampled pages that are resident and that the ledger does not have, with the stack that touched their range first.
@@ -286,13 +305,6 @@ impl Scan {
             (run.start.max(start)..run.end.min(end)).step_by(usize::try_from(step).unwrap_or(usize::MAX))
         })
     }
-
-    /// Pages of a ledger that are not resident any more.
-    pub(super) fn gone(&self, ledger: &Ledger) -> Vec<LiveAllocation> {
-        let is_gone =
-            |block: &LiveAllocation| block.time < self.time && !contains(&self.resident, block.address.0 & !PAGE_FLAG);
-        pages_of(ledger).filter(is_gone).collect()
-    }
 }
 
 fn pages_of(ledger: &Ledger) -> impl Iterator<Item = LiveAllocation> {
@@ -355,7 +367,8 @@ mod tests {
     }
 
     fn scan(resident: &[Range<u64>], empty: &[u64]) -> Scan {
-        Scan { time: MonotonicNanos(100), resident: resident.to_vec(), empty: empty.to_vec() }
+        let ranges = BTreeSet::from([4, 5]);
+        Scan { time: MonotonicNanos(100), ranges, resident: resident.to_vec(), empty: empty.to_vec() }
     }
 
     fn found(residency: &Residency, scan: &Scan, ledger: &Ledger) -> Vec<(u64, u64)> {
@@ -375,7 +388,7 @@ mod tests {
         let known = residency.found(PID, &scan, &ledger, Interval::EXACT, 0);
         ledger.enter_earlier(&LiveAllocation { stack: StackId(9), ..known[1] });
         assert_eq!(found(&residency, &scan, &ledger), [pages[0], pages[2]]);
-        assert_eq!(scan.gone(&ledger), []);
+        assert_eq!(residency.gone(PID, &scan, &ledger), []);
     }
 
     #[test]
@@ -402,8 +415,11 @@ mod tests {
             ledger.enter_earlier(&block);
         }
         let after = scan(&[4 * RANGE_BYTES + page_bytes()..4 * RANGE_BYTES + 2 * page_bytes()], &[]);
-        let gone: Vec<u64> = after.gone(&ledger).iter().map(|block| block.address.0 & !PAGE_FLAG).collect();
-        assert_eq!(gone, [4 * RANGE_BYTES]);
+        assert_eq!(residency.gone(PID, &after, &ledger), [], "the fault may not have ended");
+        let gone = residency.gone(PID, &after, &ledger);
+        assert_eq!(gone.iter().map(|block| block.address.0 & !PAGE_FLAG).collect::<Vec<_>>(), [4 * RANGE_BYTES]);
+        let unread = Scan { ranges: BTreeSet::from([5]), ..after };
+        assert_eq!(residency.gone(PID, &unread, &ledger), [], "pages of ranges that were touched during the scan");
     }
 
     #[test]

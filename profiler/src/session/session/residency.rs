@@ -50,7 +50,7 @@ impl Session {
         self.residency.set_hooked(pid, target.memory.hooked(), target.memory.sampled());
         self.remove_hooked(pid);
         let Some(target) = self.processes.get(pid) else { return };
-        let gone = scan.gone(&target.ledger);
+        let gone = self.residency.gone(pid, scan, &target.ledger);
         if !gone.is_empty() {
             self.remove_pages(pid, &gone, scan.time);
         }
