@@ -67,6 +67,23 @@ fn without_inventory(mut arguments: Vec<OsString>) -> Vec<OsString> {
     arguments
 }
 
+/// Leaves resident pages out of recordings of all heaps: most tests compare blocks.
+fn without_pages(mut arguments: Vec<OsString>) -> Vec<OsString> {
+    let options = || arguments.iter().take_while(|argument| *argument != "--").filter_map(|argument| argument.to_str());
+    let is_of = |argument: &str, names: &[&str]| names.contains(&argument.split('=').next().unwrap_or_default());
+    let selects = arguments.iter().any(|argument| argument == "--")
+        || options().any(|argument| is_of(argument, &["--pid", "-p", "--cmdline", "--cgroup", "--all"]));
+    let names_heaps =
+        options().any(|argument| is_of(argument, &["--heap", "--exclude-heap"]) || argument.contains("pages"));
+    let first = arguments.first().and_then(|first| first.to_str()).unwrap_or_default();
+    let is_record = first == "record";
+    if selects && !names_heaps && (is_record || first.starts_with('-')) {
+        let at = usize::from(is_record);
+        arguments.splice(at..at, ["--exclude-heap".into(), "pages".into()]);
+    }
+    arguments
+}
+
 /// heapbpf in a session of its own, as services have: in the group of a background job, it does not stop what it starts.
 pub fn in_own_session() -> Command {
     let mut command = Command::new("setsid");
@@ -82,7 +99,7 @@ impl Heapbpf {
         let words = ["--pid", &pid.to_string()].map(OsString::from).into_iter();
         let arguments = words.chain(arguments.split_ascii_whitespace().map(OsString::from)).collect();
         let mut command = Command::new(binary());
-        command.args(with_every_call(arguments));
+        command.args(with_every_call(without_pages(arguments)));
         Self::with_command(command)
     }
 
@@ -92,6 +109,17 @@ impl Heapbpf {
         let arguments = arguments.into_iter().map(|argument| argument.as_ref().to_owned()).collect::<Vec<OsString>>();
         let starts = arguments.iter().any(|argument| argument == "--");
         let mut command = if starts { in_own_session() } else { Command::new(binary()) };
+        command.args(with_every_call(without_inventory(without_pages(arguments))));
+        Self::with_command(command)
+    }
+
+    /// Prepares heapbpf for a process, with further arguments separated by blanks. The profile has the resident pages that no hooked heap
+    /// has.
+    pub fn with_pages(pid: u32, arguments: &str) -> Self {
+        kernel::require_root();
+        let words = ["--pid", &pid.to_string()].map(OsString::from).into_iter();
+        let arguments = words.chain(arguments.split_ascii_whitespace().map(OsString::from)).collect();
+        let mut command = Command::new(binary());
         command.args(with_every_call(without_inventory(arguments)));
         Self::with_command(command)
     }

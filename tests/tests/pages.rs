@@ -157,7 +157,7 @@ fn sampled_pages_are_estimated_within_their_interval() {
 #[test]
 fn beside_other_heaps_no_byte_counts_twice() {
     let mut target = Target::start("resident.c");
-    let mut heapbpf = Heapbpf::of(target.pid(), "-o out.json");
+    let mut heapbpf = Heapbpf::with_pages(target.pid(), "-o out.json");
     let session = heapbpf.start();
     ["blocks 48", "maps 32", "blocks 16"].iter().for_each(|line| target.run_command(line));
     let outcome = session.interrupt().expect_code(0);
@@ -169,6 +169,25 @@ fn beside_other_heaps_no_byte_counts_twice() {
     // 256 samples: five standard deviations.
     assert!((pages - 32.0).abs() < 10.0, "{pages}");
     assert!(outcome.stdout.contains("live blocks: pages 32."), "{}", outcome.stdout);
+}
+
+/// What a recording contains gives the report that was written live.
+#[test]
+fn recordings_have_pages() {
+    let mut target = Target::start("touching.c");
+    let mut heapbpf = Heapbpf::of(target.pid(), &format!("{EXACT} -o out.json -o out.heapbpf"));
+    let session = heapbpf.start();
+    ["touch 8", "return 4", "again 2", "huge 4"].iter().for_each(|line| target.run_command(line));
+    let _ = session.interrupt().expect_code(0);
+    let [recording, again] = ["out.heapbpf", "again.json"].map(|name| heapbpf.file(name));
+    let convert = ["convert".as_ref(), recording.as_os_str(), "-o".as_ref(), again.as_os_str()];
+    let _ = Heapbpf::new(convert).run().expect_code(0);
+    let [live, replayed] = ["out.json", "again.json"].map(|name| heapbpf.report(name));
+    let [live, replayed] = [&live, &replayed].map(|report| report.process(target.pid()));
+    assert_eq!(live.totals.exact(), replayed.totals.exact());
+    for function in ["touches", "touches_again", "touches_huge"] {
+        assert_eq!(under(live, function), under(replayed, function), "{function}");
+    }
 }
 
 #[test]

@@ -11,6 +11,9 @@ use serde_json::{Value, json};
 
 const MIB: i64 = 1 << 20;
 
+/// Adds the resident pages that no hooked heap has.
+const WITH_PAGES: &str = "--heap all --heap pages";
+
 struct Recorded {
     account: Value,
     outcome: Outcome,
@@ -99,6 +102,25 @@ fn growth_of_mappings_is_reported_first_with_what_helps() {
 }
 
 #[test]
+fn pages_explain_what_no_hooked_heap_has() {
+    let mut target = Target::start("resident.c");
+    let recorded = record(&mut target, WITH_PAGES, "maps 64");
+    check(recorded.growth_of("live_blocks"), 64);
+    check(recorded.growth("hooked_bytes"), 64);
+    recorded.assert_summary(false, &["live blocks: pages 64", "maps"]);
+}
+
+#[test]
+fn pages_explain_the_objects_of_interpreters() {
+    for mut target in [python("pymalloc"), php("1")] {
+        let recorded = record(&mut target, WITH_PAGES, "60");
+        let (hooked, all) = (recorded.growth("hooked_bytes"), recorded.growth("bytes"));
+        assert!(hooked * 100 >= all * 95, "{hooked} of {all}");
+        recorded.assert_summary(false, &["live blocks: pages"]);
+    }
+}
+
+#[test]
 fn with_the_mmap_heap_mappings_are_explained() {
     let mut target = Target::start("resident.c");
     let recorded = record(&mut target, "--heap mmap", "maps 64");
@@ -115,6 +137,8 @@ fn shared_memory_and_stacks_are_named() {
     let recorded = record(&mut target, "", "stacks 40");
     check(recorded.growth_of("stacks"), 40);
     recorded.assert_summary(true, &["stacks 3", "stacks of threads"]);
+    let recorded = record(&mut target, WITH_PAGES, "stacks 40");
+    recorded.assert_summary(false, &["use_stack"]);
 }
 
 #[test]

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use heapbpf_base::ids::HeapId;
 use heapbpf_base::memory::{Span, joined, without};
-use heapbpf_ledger::model::{MemoryClass, MemoryPart};
+use heapbpf_ledger::model::{HeapProfile, MemoryClass, MemoryPart};
 use heapbpf_linux::proc::maps::{Region, RegionKind};
 use heapbpf_linux::proc::smaps::MappedMemory;
 use profiler_common::pages::PAGES_HEAP;
@@ -92,7 +92,11 @@ pub(crate) fn classify(
         *sums.parts.entry((MemoryClass::LiveBlocks, name.clone())).or_default() += live;
         *sums.parts.entry((MemoryClass::HeapOverhead, name)).or_default() += sum.bytes - live;
     }
-    let parts = bounded(sums.parts).into_iter().filter(|(_, bytes)| *bytes > 0);
+    // The part of pages says that they are recorded.
+    let is_of_pages = |(class, name): &(MemoryClass, Option<Arc<str>>)| {
+        *class == MemoryClass::LiveBlocks && name.as_deref() == Some(HeapProfile::PAGES)
+    };
+    let parts = bounded(sums.parts).into_iter().filter(|(part, bytes)| *bytes > 0 || is_of_pages(part));
     let parts = parts.map(|((class, name), bytes)| MemoryPart { class, name, bytes }).collect();
     Division { parts, hooked: joined(sums.hooked) }
 }

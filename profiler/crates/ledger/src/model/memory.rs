@@ -7,6 +7,8 @@ use heapbpf_base::units::{MappedAmounts, MonotonicNanos};
 use serde::{Deserialize, Serialize};
 use strum::IntoStaticStr;
 
+use super::profile::HeapProfile;
+
 /// At most [`POINTS_MAX`](Self::POINTS_MAX) points: then every other one is dropped, except the first and the last.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryAccount {
@@ -149,6 +151,11 @@ impl MemoryClass {
         matches!(self, Self::LiveBlocks | Self::HeapOverhead)
     }
 
+    /// Whether the heap of resident pages has the memory, where it is recorded.
+    fn has_pages(self) -> bool {
+        matches!(self, Self::Stacks | Self::GeneratedCode)
+    }
+
     /// In reports for people.
     pub fn title(self) -> &'static str {
         match self {
@@ -271,11 +278,13 @@ impl MemoryAccount {
     pub fn growth(&self) -> Option<MemoryGrowth> {
         let [first, .., last] = self.points.as_slice() else { return None };
         let change = |before: u64, after: u64| after.cast_signed().saturating_sub(before.cast_signed());
+        let has_pages = last.parts.iter().any(MemoryPart::is_of_pages);
+        let is_hooked = |part: &&MemoryPart| part.class.is_hooked() || has_pages && part.class.has_pages();
         let hooked = |point: &MemoryPoint| -> u64 {
-            let parts = point.parts.iter().filter(|part| part.class.is_hooked());
+            let parts = point.parts.iter().filter(is_hooked);
             parts.map(|part| part.bytes).fold(0, u64::saturating_add)
         };
-        let grown = last.parts.iter().filter(|part| !part.class.is_hooked()).filter_map(|part| {
+        let grown = last.parts.iter().filter(|part| !is_hooked(part)).filter_map(|part| {
             let bytes = part.bytes.checked_sub(first.bytes_of(part.class, part.name.as_deref()))?;
             (bytes > 0).then(|| MemoryPart { bytes, ..part.clone() })
         });
@@ -296,6 +305,13 @@ impl MemoryAccount {
     /// The growth of which hooked heaps explain less than half.
     pub fn unexplained_growth(&self) -> Option<MemoryGrowth> {
         self.growth().filter(MemoryGrowth::is_unexplained)
+    }
+}
+
+impl MemoryPart {
+    /// Whether it is the live part of the heap of resident pages, which is there if that heap is recorded.
+    fn is_of_pages(&self) -> bool {
+        self.class == MemoryClass::LiveBlocks && self.name.as_deref() == Some(HeapProfile::PAGES)
     }
 }
 
