@@ -86,6 +86,8 @@ globals! {
     RETURN_STACK_OFFSET: u32, return_stack_offset -> u64 = |value| value as u64;
     RETURN_ADDRESS_OFFSET: u32, return_address_offset -> u64 = |value| value as u64;
     RETURN_NEXT_OFFSET: u32, return_next_offset -> u64 = |value| value as u64;
+    /// 1 if a page that is absent has been given back for certain.
+    REPLACES_PAGES: u32, replaces_pages -> bool = |value| value != 0;
     /// 1 if the kernel may make a whole range of memory resident at its first touch.
     HUGE_PAGES: u32, huge_pages -> bool = |value| value != 0;
     /// 1 if links carry cookies (Linux 5.15).

@@ -6,7 +6,7 @@
 //!
 //! Only writes are recorded. A read of memory that was never written maps the zero page, which is not counted as resident, or a page of a
 //! file. A write to a page that is present copies it, or shows that it is the process's own: its owner stays, if it has one. A write to
-//! one that is absent gives it a new owner.
+//! one that is absent gives it a new owner, unless the kernel may have taken away the access to it alone (NUMA balancing), or swapped it out.
 //!
 //! Pages are blocks of the live set at their address with [`PAGE_FLAG`]. The agent removes those that are not resident any more.
 
@@ -21,7 +21,7 @@ use profiler_common::target::BORROWS_MEMORY;
 
 use crate::maps::{RATES, TARGETS};
 use crate::process::{Arguments, Task};
-use crate::seen::is_new;
+use crate::seen::{forget, is_new};
 use crate::{arch, config, emit, live, sample, stack};
 
 /// Bits of the error code of a page fault (arch/x86/include/asm/trap_pf.h).
@@ -59,7 +59,7 @@ pub(crate) fn faulted(arguments: &Arguments) {
     }
     let page = address & !((1 << config::page_shift()) - 1);
     let key = LiveKey::new(tgid, page | PAGE_FLAG);
-    if error & PRESENT == 0 {
+    if error & PRESENT == 0 && config::replaces_pages() {
         live::replace(thread, &key);
     } else if live::is_live(&key) {
         return;
@@ -77,12 +77,12 @@ pub(crate) fn faulted(arguments: &Arguments) {
         unsafe { bpf_task_pt_regs(bpf_get_current_task_btf()) as u64 }
     };
     let Some([ip, sp, bp]) = arch::user_registers(registers) else {
-        return;
+        return forget_range(range, tgid, page);
     };
     // The frame's code is at the address, which is that of a return behind the call in the kernel's case.
     let ip = ip.wrapping_add(u64::from(error & USER != 0));
     let Some(stack_id) = stack::take_at(thread as u32, ip, sp, bp) else {
-        return;
+        return forget_range(range, tgid, page);
     };
     if interval_code != 0 {
         let interval = Interval::from_code(interval_code);
@@ -90,7 +90,7 @@ pub(crate) fn faulted(arguments: &Arguments) {
         live::enter_page(thread, &key, block);
     }
     if range & FIRST != 0 {
-        emit::record(RangeRecord {
+        let is_written = emit::record(RangeRecord {
             header: RecordHeader::new(RecordKind::Range, tgid),
             page,
             time_ns: emit::now_ns(),
@@ -98,6 +98,9 @@ pub(crate) fn faulted(arguments: &Arguments) {
             tid: thread as u32,
             memory: range as u32,
         });
+        if !is_written {
+            forget_range(range, tgid, page);
+        }
     }
 }
 
@@ -138,4 +141,12 @@ fn first_in_range(tgid: u32, page: u64) -> u64 {
     let memory = (Task::current().memory().unwrap_or(0) >> 6) as u32;
     let is_first = is_new(range_id(config::stack_seed(), tgid, memory, page));
     memory as u64 | if is_first { FIRST } else { 0 }
+}
+
+/// Has the next touch of a range be its first again, if this one was, because it is not reported.
+#[inline(always)]
+fn forget_range(range: u64, tgid: u32, page: u64) {
+    if range & FIRST != 0 {
+        forget(range_id(config::stack_seed(), tgid, range as u32, page));
+    }
 }

@@ -106,6 +106,8 @@ impl Session {
 const MULTI_LINKS: (u32, u32) = (6, 6);
 const SESSION_LINKS: (u32, u32) = (6, 13);
 const EXIT_CODES: (u32, u32) = (6, 15);
+/// First kernel with `bpf_task_pt_regs`.
+const TASK_REGISTERS: (u32, u32) = (5, 15);
 
 /// As `uname -m` prints it.
 const ARM64: &str = "aarch64";
@@ -155,7 +157,48 @@ fn sessions(transcript: &Transcript) -> Vec<Check> {
     sampled(Feature::Inline, "estimates are near the totals", estimates(transcript, kernel));
     sampled(Feature::Detach, "the target is unharmed", unharmed(transcript, SAMPLED));
     checks.extend(interpreters::interpreters(transcript, is_locked));
+    for name in ["pages", "pages-together"] {
+        let has_pages = machine != ARM64 && kernel >= TASK_REGISTERS && !is_locked;
+        let check = if has_pages {
+            Check::new(Feature::Pages, format!("{name}: all of them, once"), pages(transcript, name))
+        } else {
+            Check::new(
+                Feature::Pages,
+                format!("{name}: heapbpf says why there are none"),
+                without_pages(transcript, name),
+            )
+            .instead(Some(NO_PAGES))
+        };
+        checks.push(check);
+        checks.push(Check::new(Feature::Detach, format!("{name}: the target is unharmed"), unharmed(transcript, name)));
+    }
     checks
+}
+
+const NO_PAGES: &str =
+    "not recorded, with an error: needs x86-64, `bpf_task_pt_regs` (Linux 5.15), and reading the kernel's memory";
+
+/// What `touching.c` is asked to touch.
+const TOUCHED_BYTES: u64 = 24 << 20;
+
+/// Every page that the target has touched is live, once, with a stack of its function.
+fn pages(transcript: &Transcript, session: &str) -> Outcome {
+    exited(transcript, session)?;
+    let report = report(transcript, session)?;
+    let process = report.targets.first().ok_or("no target")?;
+    let touched = process.exact_under(|function| function.starts_with("touches"));
+    if touched.live_bytes == TOUCHED_BYTES {
+        Ok(format!("{} pages, {} allocated", touched.live_count, touched.alloc_count))
+    } else {
+        Err(format!("{touched:?}, and {TOUCHED_BYTES} bytes were touched"))
+    }
+}
+
+fn without_pages(transcript: &Transcript, session: &str) -> Outcome {
+    let log = transcript.text(&format!("{session}.log")).unwrap_or_default();
+    exited_with(transcript, session, "1")?;
+    let line = log.lines().find(|line| line.contains("cannot record resident pages"));
+    line.map(str::to_owned).ok_or_else(|| log.trim().to_owned())
 }
 
 fn is_locked(transcript: &Transcript) -> bool {

@@ -105,7 +105,8 @@ pub(crate) fn register(regs: *const pt_regs, number: u8) -> u64 {
     }
 }
 
-/// Instruction, stack and frame pointer of registers of user space at an address of the kernel.
+/// Instruction, stack and frame pointer of registers of user space at an address of the kernel; `None` for threads that the kernel has made
+/// for a process, as io_uring's.
 #[inline(always)]
 pub(crate) fn user_registers(registers: u64) -> Option<[u64; 3]> {
     let word = |offset: usize| {
@@ -113,7 +114,8 @@ pub(crate) fn user_registers(registers: u64) -> Option<[u64; 3]> {
         unsafe { bpf_probe_read_kernel((registers + offset as u64) as *const u64) }.ok()
     };
     let frame_pointer = offset_of!(pt_regs, regs) + 29 * 8;
-    Some([word(offset_of!(pt_regs, pc))?, word(offset_of!(pt_regs, sp))?, word(frame_pointer)?])
+    let ip = word(offset_of!(pt_regs, pc))?;
+    if ip == 0 { None } else { Some([ip, word(offset_of!(pt_regs, sp))?, word(frame_pointer)?]) }
 }
 
 /// Number of the system call that maps memory (include/uapi/asm-generic/unistd.h).

@@ -92,14 +92,16 @@ pub(crate) fn register(regs: *const pt_regs, number: u8) -> u64 {
     }
 }
 
-/// Instruction, stack and frame pointer of registers of user space at an address of the kernel.
+/// Instruction, stack and frame pointer of registers of user space at an address of the kernel; `None` for threads that the kernel has made
+/// for a process, as io_uring's.
 #[inline(always)]
 pub(crate) fn user_registers(registers: u64) -> Option<[u64; 3]> {
     let word = |offset: usize| {
         // SAFETY: the helper checks the address.
         unsafe { bpf_probe_read_kernel((registers + offset as u64) as *const u64) }.ok()
     };
-    Some([word(offset_of!(pt_regs, rip))?, word(offset_of!(pt_regs, rsp))?, word(offset_of!(pt_regs, rbp))?])
+    let ip = word(offset_of!(pt_regs, rip))?;
+    if ip == 0 { None } else { Some([ip, word(offset_of!(pt_regs, rsp))?, word(offset_of!(pt_regs, rbp))?]) }
 }
 
 /// Number of the system call that maps memory (arch/x86/entry/syscalls/syscall_64.tbl).

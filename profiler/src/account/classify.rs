@@ -37,7 +37,7 @@ struct Sums {
     parts: Parts,
     /// Sums of each hooked heap: resident memory, live bytes in it, and live bytes that sampled blocks stand for.
     heaps: BTreeMap<HeapId, HeapSum>,
-    /// Memory of hooked heaps, by rising address.
+    /// Memory of hooked heaps, and shared memory, by rising address.
     hooked: Vec<Span>,
 }
 
@@ -46,7 +46,7 @@ struct Sums {
 pub(crate) struct Division {
     /// Parts that sum to the resident bytes of all mappings.
     pub(crate) parts: Vec<MemoryPart>,
-    /// Memory of hooked heaps and what it may grow into, by rising address.
+    /// Memory of hooked heaps and what it may grow into, and shared memory, by rising address: its pages are not recorded.
     pub(crate) hooked: Vec<Span>,
 }
 
@@ -82,6 +82,10 @@ pub(crate) fn classify(
             }
             rest
         } else {
+            if memory.region.shared {
+                // Written pages of these are no process's own.
+                sums.hooked.push(memory.region.start..memory.region.end);
+            }
             memory.rss_bytes
         };
         *sums.parts.entry(class(&memory.region, evidence)).or_default() += rest;

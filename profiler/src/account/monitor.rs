@@ -32,6 +32,8 @@ use crate::walk::extents::Allocators;
 const PERIOD_MIN: Duration = Duration::from_millis(250);
 /// A later sample is taken after this part of the time since the first one.
 const PERIOD_SHARE: u64 = 64;
+/// Maximum where resident pages are recorded.
+const PERIOD_WITH_PAGES: Duration = Duration::from_secs(2);
 
 /// Maximum numbers of mappings and of runs of pages of a first sample that is kept, to be divided again when more is known of the
 /// mappings.
@@ -136,7 +138,10 @@ impl MemoryMonitor {
 
     pub(crate) fn is_due(&self, now: MonotonicNanos) -> bool {
         let since = |time: MonotonicNanos| now.0.saturating_sub(time.0);
-        let period = u64::try_from(PERIOD_MIN.as_nanos()).unwrap_or(u64::MAX).max(since(self.began) / PERIOD_SHARE);
+        let nanos = |period: Duration| u64::try_from(period.as_nanos()).unwrap_or(u64::MAX);
+        let period = nanos(PERIOD_MIN).max(since(self.began) / PERIOD_SHARE);
+        // What hooked heaps have decides which pages are theirs.
+        let period = if self.evidence.before.is_some() { period.min(nanos(PERIOD_WITH_PAGES)) } else { period };
         !self.is_begun() || since(self.sampled) >= period
     }
 

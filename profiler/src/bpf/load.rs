@@ -162,6 +162,7 @@ impl Kernel {
         let mapping = task.mappings.unwrap_or_default();
         let (all_execs, stubs) = (u32::from(config.all_execs), u32::from(config.stubs));
         let features = links.features();
+        let replaces_pages = u32::from(!may_take_pages_away());
         let returns = task.returns.unwrap_or_default();
         let (faults, huge_pages) = (u32::from(config.pages), u32::from(config.pages && has_huge_pages()));
         let (cookies, atomics) = (u32::from(features.cookies), u32::from(features.atomics));
@@ -193,6 +194,7 @@ impl Kernel {
             .override_global("STUBS", &stubs, true)
             .override_global("FAULTS", &faults, true)
             .override_global("TASK_FAULTS_DISABLED_OFFSET", &task.faults_disabled, true)
+            .override_global("REPLACES_PAGES", &replaces_pages, true)
             .override_global("HUGE_PAGES", &huge_pages, true)
             .override_global("TASK_RETURNS_OFFSET", &returns.probes, true)
             .override_global("RETURNS_LIST_OFFSET", &returns.list, true)
@@ -377,6 +379,16 @@ impl Kernel {
     pub fn stacks_verified(&self) -> bool {
         self.all_programs().into_iter().all(private_stack_absent)
     }
+}
+
+/// Whether pages of a process may be absent that it has not given back: swapped out, or without access for a while (NUMA balancing).
+fn may_take_pages_away() -> bool {
+    const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
+    const SWAPS: &str = "/proc/swaps";
+    const BYTES_MAX: u64 = 1 << 16;
+    let text = |path: &str| files::read_text(Path::new(path), BYTES_MAX).unwrap_or_default();
+    // The first line is a heading.
+    !matches!(text(BALANCING).trim(), "" | "0") || text(SWAPS).lines().count() > 1
 }
 
 /// Whether the kernel may map a huge page at the first touch of memory. If that is unknown, it may.

@@ -358,7 +358,9 @@ pub(super) struct KernelArgs {
 fn heap_help() -> String {
     format!(
         "Profile the heap NAME only: {}, or another that reports name. May be given several times. The default, `all`, is \
-         every heap except `mmap` (mmap, munmap, mremap and sbrk), which must be named explicitly",
+         every heap except `mmap` (mmap, munmap, mremap and sbrk), which must be named explicitly, and the resident pages that \
+         no heap has. `pages` alone records all resident pages by the stack that touched them first, and probes no function: who \
+         makes memory grow, in any language",
         listed(ALLOCATORS.iter().rev().map(|allocator| allocator.heap))
     )
 }

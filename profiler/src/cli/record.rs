@@ -93,7 +93,7 @@ fn config(args: &RecordArgs) -> Result<SessionConfig> {
             excluded: args.exclude_heap.clone(),
             intervals: args.heap_interval.clone(),
             // An exact recording is one of blocks.
-            has_pages: u64::from(args.common.interval.bytes()) >= page_bytes(),
+            has_pages: cfg!(target_arch = "x86_64") && u64::from(args.common.interval.bytes()) >= page_bytes(),
         },
         hold: args.hold,
         interval: args.common.interval,

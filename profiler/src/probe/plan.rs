@@ -19,6 +19,8 @@ pub(crate) struct Plan {
     heaps: Vec<String>,
     hooks: Vec<PlannedHook>,
     numbers: FxHashMap<(ModuleId, FileOffset), usize>,
+    /// Whether resident pages are recorded. Their heap keeps its number if they cannot be.
+    has_pages: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -86,12 +88,17 @@ pub(crate) enum PlanError {
 impl Plan {
     /// A plan for sessions that record resident pages, whose heap has a fixed number.
     pub(crate) fn with_pages() -> Self {
-        Self { heaps: vec![PAGES.to_owned()], ..Self::default() }
+        Self { heaps: vec![PAGES.to_owned()], has_pages: true, ..Self::default() }
     }
 
     /// The heap of resident pages, if the session records them.
     pub(crate) fn pages(&self) -> Option<HeapId> {
-        self.heaps.first().is_some_and(|heap| heap == PAGES).then_some(HeapId(PAGES_HEAP))
+        self.has_pages.then_some(HeapId(PAGES_HEAP))
+    }
+
+    /// Notes that resident pages cannot be recorded.
+    pub(crate) fn leave_out_pages(&mut self) {
+        self.has_pages = false;
     }
 
     /// Numbers the hook if it is new; then `place` computes its placement, whose error is stored with it.

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use heapbpf_base::address::TargetAddr;
+use heapbpf_base::ids::Pid;
 use heapbpf_base::units::MonotonicNanos;
 use heapbpf_ledger::ingest::decode;
 use heapbpf_ledger::ingest::event::Event;
@@ -103,17 +105,31 @@ impl Intake {
 impl Owners<'_> {
     fn enter_event(&mut self, mut event: Event, record_bytes: usize, raw_stacks: &mut RawStacks) {
         self.rates.count_record(record_bytes);
+        self.resync.observe(&mut event, self.processes);
         if self.is_unwanted(&event) {
             return;
         }
         self.rates.observe(&event);
         self.probes.copies.observe(&event);
-        self.resync.observe(&mut event, self.processes);
         raw_stacks.observe(&event, self.config.raw_stacks_max);
         if let Event::Stack(pid, _, stack) = &mut event {
             self.processes.place(*pid, stack);
         }
         self.processes.enter(event);
+    }
+
+    /// Forgets pages of a process that had this pid, or of its program before an exec.
+    fn forget_pages(&mut self, pid: Pid) {
+        let early = self.processes.take_early_pages(|of| of == pid);
+        let mut pages: Vec<TargetAddr> = early.into_iter().map(|(_, page)| page).collect();
+        pages.extend(self.residency.forget(pid));
+        if let Some(target) = self.processes.get(pid) {
+            let live = target.ledger.live().map(|block| block.address);
+            pages.extend(live.filter(|address| address.0 & PAGE_FLAG != 0));
+        }
+        if let Err(error) = self.probes.kernel.forget_blocks(pid, pages) {
+            debug!("process {pid}: {error}");
+        }
     }
 
     /// Whether the event is of a page that is in the memory of a hooked heap, or may be: its blocks are recorded.
@@ -153,6 +169,7 @@ impl Owners<'_> {
         match record {
             Record::Event(_) | Record::UnknownFree(_) | Record::Code(_) | Record::Mapped(_) => {}
             Record::Fork(fork) => {
+                self.forget_pages(fork.child);
                 let child = self.lifecycle.forked(fork, self.processes, self.config);
                 if child.is_some() {
                     self.resync.note_inheritance();
@@ -164,7 +181,7 @@ impl Owners<'_> {
                     self.probes.begin_stacks(exec.pid, self.processes);
                 }
                 self.inventories.give_up(exec.pid);
-                self.residency.forget(exec.pid);
+                self.forget_pages(exec.pid);
                 self.lifecycle.executed(exec, self.processes, self.config.grace());
             }
             Record::Range(pid, touch) => {

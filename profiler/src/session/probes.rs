@@ -14,6 +14,7 @@ use heapbpf_linux::{clock, memory};
 use heapbpf_report::text::printable;
 use profiler_common::counter::Counter;
 use profiler_common::live::LiveBlock;
+use profiler_common::pages::PAGE_FLAG;
 use profiler_common::target::{FOLLOWS_FORKS, SHARES_PROBES};
 use tracing::{debug, info, warn};
 
@@ -324,7 +325,9 @@ impl Probes {
     /// Enters the blocks that a target has inherited into the live set. Returns false if the live set is full: frees of
     /// the blocks that are not entered are missed.
     pub(super) fn inherit(&mut self, target: &Target) -> bool {
-        let blocks = target.ledger.live().map(|block| {
+        // The pages that the child has written itself are there.
+        let is_page = |block: &LiveAllocation| block.address.0 & PAGE_FLAG != 0;
+        let blocks = target.ledger.live().filter(|block| !is_page(block)).map(|block| {
             let LiveAllocation { address, size_bytes, interval, stack, heap, time } = block;
             (address, LiveBlock::new(size_bytes, time.0, stack.0, interval, heap.0))
         });

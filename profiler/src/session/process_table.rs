@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
+use heapbpf_base::address::TargetAddr;
 use heapbpf_base::ids::{HeapId, Identity, LedgerId, Pid, StackId};
 use heapbpf_base::units::{EstimatedBytes, MonotonicNanos};
 use heapbpf_ledger::ingest::event::{Allocation, Event, Free, Stack};
@@ -218,6 +219,22 @@ impl ProcessTable {
             }
             self.early_pages.push_back(event);
         }
+    }
+
+    pub(super) fn pids_of_early_pages(&self) -> BTreeSet<Pid> {
+        self.early_pages.iter().map(Event::pid).collect()
+    }
+
+    /// Takes the pages of processes that are not targets, and will be none, which must leave the live set.
+    pub(super) fn take_early_pages(&mut self, is_gone: impl Fn(Pid) -> bool) -> Vec<(Pid, TargetAddr)> {
+        let (gone, others): (VecDeque<Event>, _) =
+            std::mem::take(&mut self.early_pages).into_iter().partition(|page| is_gone(page.pid()));
+        self.early_pages = others;
+        let page = |event: Event| match event {
+            Event::Alloc(page) => Some((page.pid, page.address)),
+            _ => None,
+        };
+        gone.into_iter().filter_map(page).collect()
     }
 
     /// Replaces the addresses of a stack of a process by those that stand for what is mapped there now.

@@ -31,19 +31,27 @@ use tracing::debug;
 use super::target::Target;
 
 /// Minimum time between two scans of a target.
-const PERIOD_MIN: Duration = Duration::from_millis(250);
+const PERIOD: Duration = Duration::from_millis(250);
+/// Ranges of a scan: 8 GiB. What is beyond them is scanned the next time.
+const RANGES_MAX: usize = 1 << 12;
+/// Share of a core that the scans of all targets may take.
+const SHARE: f64 = 0.01;
+/// Time that may be saved up for later scans.
+const SAVED_MAX: Duration = Duration::from_millis(50);
 /// Maximum size of the memory whose pages from before are looked for one by one.
 const SLOW_BYTES_MAX: u64 = 32 << 30;
-/// A scan takes at most this part of the time until the next one.
-const SHARE: u32 = 100;
 
 /// The heap of pages.
 pub(super) const HEAP: HeapId = HeapId(PAGES_HEAP);
 
 /// Touched ranges of targets, by process.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Residency {
     touched: BTreeMap<Pid, Touched>,
+    /// Whether no heap is hooked.
+    is_alone: bool,
+    saved_s: f64,
+    updated: Instant,
 }
 
 #[derive(Debug, Default)]
@@ -54,20 +62,33 @@ struct Touched {
     before: Option<Vec<Range<u64>>>,
     /// Pages of the ledger that were absent in the last scan.
     absent: FxHashSet<(TargetAddr, MonotonicNanos)>,
+    /// Range that the next scan begins with.
+    next: u64,
+    /// Pages that the last scan has removed.
+    removed: Vec<TargetAddr>,
     /// Memory of hooked heaps, by rising address, and when they had it.
     hooked: Vec<Span>,
     hooked_at: MonotonicNanos,
-    /// Pages that were touched there, and are in the live set: whether they are those of a hooked heap is not known yet.
+    /// Pages that are in the live set: whether they are those of a hooked heap is not known yet.
     deferred: FxHashMap<TargetAddr, Allocation>,
     due: Option<Instant>,
 }
 
 impl Touched {
-    /// Whether a page is in the memory of a hooked heap. `address` may be as in the live set.
     fn is_hooked(&self, address: TargetAddr) -> bool {
+        Hooked(&self.hooked).has(address)
+    }
+}
+
+/// Memory of hooked heaps, by rising address.
+struct Hooked<'a>(&'a [Span]);
+
+impl Hooked<'_> {
+    /// Whether it has a page. `address` may be as in the live set.
+    fn has(&self, address: TargetAddr) -> bool {
         let page = address.0 & !PAGE_FLAG;
-        let behind = self.hooked.partition_point(|span| span.end.0 <= page);
-        self.hooked.get(behind).is_some_and(|span| span.start.0 <= page)
+        let behind = self.0.partition_point(|span| span.end.0 <= page);
+        self.0.get(behind).is_some_and(|span| span.start.0 <= page)
     }
 }
 
@@ -77,6 +98,8 @@ struct Toucher {
     touch: FirstTouch,
     /// Whether the range had no resident page at the last scan: the kernel side reports its next touch, which replaces this one.
     is_forgotten: bool,
+    /// Whether the pages of its huge page have been entered.
+    is_found: bool,
 }
 
 /// What a scan has found of a target.
@@ -88,16 +111,26 @@ pub(super) struct Scan {
     ranges: BTreeSet<u64>,
     /// Runs of resident pages of anonymous memory, by rising address.
     resident: Vec<Range<u64>>,
+    /// Runs of huge pages, if the kernel finds them.
+    huge: Vec<Range<u64>>,
+    knows_huge: bool,
+    /// Whether the scan has reached the last range.
+    pub(super) is_last: bool,
     /// Ranges in which no page is resident.
     empty: Vec<u64>,
 }
 
 impl Residency {
+    /// `is_alone` if no heap is hooked, so that all pages are recorded.
+    pub(super) fn new(is_alone: bool) -> Self {
+        Self { touched: BTreeMap::new(), is_alone, saved_s: SAVED_MAX.as_secs_f64(), updated: Instant::now() }
+    }
+
     /// Notes the first touch of a range. A touch that was reported again, because the kernel side had forgotten it, changes nothing.
     pub(super) fn touch(&mut self, pid: Pid, touch: FirstTouch) {
         let touched = self.touched.entry(pid).or_default();
         let known = touched.ranges.entry(touch.page.0 >> RANGE_SHIFT);
-        let toucher = Toucher { touch, is_forgotten: false };
+        let toucher = Toucher { touch, is_forgotten: false, is_found: false };
         let known = known.or_insert(toucher);
         if known.is_forgotten || known.touch.memory != touch.memory {
             *known = toucher;
@@ -111,8 +144,7 @@ impl Residency {
             return;
         }
         let pid = target.pid;
-        let is_new = target.beginning.from_first_call || target.is_descendant && !target.is_copy();
-        let before = if is_new { Ok(Vec::new()) } else { resident_runs(pid) };
+        let before = if target.beginning.from_first_call { Ok(Vec::new()) } else { resident_runs(pid) };
         let before = before.unwrap_or_else(|error| {
             debug!("process {pid}: the pages from before are not known: {error}");
             Vec::new()
@@ -134,12 +166,12 @@ impl Residency {
         }
     }
 
-    /// Defers a page that was touched where a hooked heap had its memory lately. Returns whether it did.
+    /// Defers a page until it is known whether a hooked heap has it. Returns false where no heap is hooked.
     pub(super) fn defer(&mut self, page: &Allocation) -> bool {
-        let touched = self.touched.get_mut(&page.pid);
-        let Some(touched) = touched.filter(|touched| touched.is_hooked(page.address)) else { return false };
-        touched.deferred.insert(page.address, *page);
-        true
+        if !self.is_alone {
+            self.touched.entry(page.pid).or_default().deferred.insert(page.address, *page);
+        }
+        !self.is_alone
     }
 
     /// Forgets a deferred page that was given back.
@@ -165,24 +197,74 @@ impl Residency {
         pages_of(ledger).filter(is_hooked).collect()
     }
 
-    /// Forgets the ranges of a program that has ended.
-    pub(super) fn forget(&mut self, pid: Pid) {
-        self.touched.remove(&pid);
+    /// Whether pages were absent once.
+    pub(super) fn has_absent(&self) -> bool {
+        self.touched.values().any(|touched| !touched.absent.is_empty())
     }
 
-    pub(super) fn is_due(&self, pid: Pid) -> bool {
-        let due = self.touched.get(&pid).and_then(|touched| touched.due);
-        due.is_none_or(|due| due <= Instant::now())
+    pub(super) fn has_begun(&self, pid: Pid) -> bool {
+        self.touched.get(&pid).is_some_and(|touched| touched.before.is_some())
     }
 
-    /// Finds which pages of the ranges are resident that the target has touched, or that its ledger has pages of.
+    /// Forgets a program that has ended. Returns pages that must leave the live set.
+    pub(super) fn forget(&mut self, pid: Pid) -> Vec<TargetAddr> {
+        let deferred = self.touched.remove(&pid).map(|touched| touched.deferred);
+        deferred.into_iter().flat_map(|deferred| deferred.into_keys()).collect()
+    }
+
+    /// Forgets processes that are no targets, and will be none. Returns their pages that must leave the live set.
+    pub(super) fn retain(&mut self, is_known: impl Fn(Pid) -> bool) -> Vec<(Pid, Vec<TargetAddr>)> {
+        let gone: Vec<Pid> = self.touched.keys().copied().filter(|pid| !is_known(*pid)).collect();
+        gone.into_iter().map(|pid| (pid, self.forget(pid))).collect()
+    }
+
+    /// The targets that are due, the longest due first.
+    pub(super) fn due(&self, targets: &[Pid]) -> Vec<Pid> {
+        let now = Instant::now();
+        let due = |pid: &Pid| self.touched.get(pid).and_then(|touched| touched.due);
+        let mut due: Vec<(Option<Instant>, Pid)> = targets.iter().map(|pid| (due(pid), *pid)).collect();
+        due.retain(|(due, _)| due.is_none_or(|due| due <= now));
+        due.sort_unstable();
+        due.into_iter().map(|(_, pid)| pid).collect()
+    }
+
+    /// Whether another scan is within the budget of processor time.
+    pub(super) fn has_budget(&mut self) -> bool {
+        let elapsed = std::mem::replace(&mut self.updated, Instant::now()).elapsed();
+        self.saved_s = (self.saved_s + elapsed.as_secs_f64() * SHARE).min(SAVED_MAX.as_secs_f64());
+        self.saved_s > 0.0
+    }
+
+    /// Notes the time that a scan of a target took.
+    pub(super) fn spend(&mut self, pid: Pid, time: Duration) {
+        self.saved_s -= time.as_secs_f64();
+        if let Some(touched) = self.touched.get_mut(&pid) {
+            touched.due = Some(Instant::now() + PERIOD);
+        }
+    }
+
+    /// Notes pages that were removed from the live set, where one may have been touched again meanwhile.
+    pub(super) fn note_removed(&mut self, pid: Pid, pages: &[LiveAllocation]) {
+        if let Some(touched) = self.touched.get_mut(&pid) {
+            touched.removed.extend(pages.iter().map(|page| page.address));
+        }
+    }
+
+    pub(super) fn take_removed(&mut self, pid: Pid) -> Vec<TargetAddr> {
+        self.touched.get_mut(&pid).map(|touched| std::mem::take(&mut touched.removed)).unwrap_or_default()
+    }
+
+    /// Finds which pages of the next ranges are resident that the target has touched, or that its ledger has pages of.
     pub(super) fn scan(&mut self, pid: Pid, ledger: &Ledger, now: MonotonicNanos) -> io::Result<Scan> {
-        let begun = Instant::now();
         let touched = self.touched.entry(pid).or_default();
         let known = pages_of(ledger).map(|block| (block.address.0 & !PAGE_FLAG) >> RANGE_SHIFT);
-        let ranges: BTreeSet<u64> = touched.ranges.keys().copied().chain(known).collect();
+        let all: BTreeSet<u64> = touched.ranges.keys().copied().chain(known).collect();
+        let ranges: BTreeSet<u64> = all.range(touched.next..).take(RANGES_MAX).copied().collect();
+        let next = ranges.last().map_or(0, |last| last + 1);
+        let is_last = all.range(next..).next().is_none();
+        touched.next = if is_last { 0 } else { next };
         let before = touched.before.get_or_insert_default();
-        let mut scan = Scan { time: now, ..Scan::default() };
+        let mut scan = Scan { time: now, is_last, ..Scan::default() };
         if !ranges.is_empty() {
             let pagemap = File::open(entry_path(pid, "pagemap"))?;
             for span in spans(&ranges) {
@@ -192,7 +274,6 @@ impl Residency {
         *before = scan.retain(before, &ranges);
         scan.empty = ranges.iter().copied().filter(|range| !scan.overlaps(*range)).collect();
         scan.ranges = ranges;
-        touched.due = Some(Instant::now() + PERIOD_MIN.max(begun.elapsed() * SHARE));
         Ok(scan)
     }
 
@@ -205,40 +286,56 @@ impl Residency {
             block.time < scan.time && scan.ranges.contains(&(page >> RANGE_SHIFT)) && !contains(&scan.resident, page)
         };
         let absent: Vec<LiveAllocation> = pages_of(ledger).filter(is_absent).collect();
-        let now = absent.iter().map(|block| (block.address, block.time)).collect();
-        let before = std::mem::replace(&mut touched.absent, now);
-        absent.into_iter().filter(|block| before.contains(&(block.address, block.time))).collect()
+        let (gone, new): (Vec<LiveAllocation>, Vec<LiveAllocation>) =
+            absent.into_iter().partition(|block| touched.absent.contains(&(block.address, block.time)));
+        touched.absent.retain(|(page, _)| !scan.ranges.contains(&((page.0 & !PAGE_FLAG) >> RANGE_SHIFT)));
+        touched.absent.extend(new.iter().map(|block| (block.address, block.time)));
+        gone
     }
 
-    /// Sampled pages that are resident and that the ledger does not have, with the stack that touched their range first.
+    /// Sampled pages of huge pages that the ledger does not have, with the stack that touched their range first. Each range is searched
+    /// once: a later change of the interval must not add more of it.
     pub(super) fn found(
-        &self,
+        &mut self,
         pid: Pid,
         scan: &Scan,
         ledger: &Ledger,
         interval: Interval,
         seed: u64,
     ) -> Vec<LiveAllocation> {
-        let Some(touched) = self.touched.get(&pid) else { return Vec::new() };
+        let Some(touched) = self.touched.get_mut(&pid) else { return Vec::new() };
         let (page_bytes, rate) = (page_bytes(), SamplingRate::new(interval));
         let is_sampled = |page: u64| {
             is_sampled(position(page, seed), page_bytes, rate.interval_bytes.into(), rate.inverse, probability)
         };
-        let block = |page: u64, touch: &FirstTouch| LiveAllocation {
-            address: TargetAddr(page | PAGE_FLAG),
-            size_bytes: page_bytes,
-            interval,
-            stack: touch.stack,
-            heap: HEAP,
-            time: touch.time,
-        };
-        let earlier = touched.ranges.iter().filter(|(_, toucher)| toucher.touch.time < scan.time);
         let before = touched.before.as_deref().unwrap_or_default();
-        let is_new = |page: u64| is_sampled(page) && !contains(before, page) && !touched.is_hooked(TargetAddr(page));
-        let pages = earlier.flat_map(|(&range, toucher)| {
-            scan.pages(range, page_bytes).map(move |page| (page, &toucher.touch)).filter(|(page, _)| is_new(*page))
-        });
-        pages.map(|(page, touch)| block(page, touch)).filter(|block| !ledger.is_live(block.address)).collect()
+        let until = if self.is_alone { scan.time } else { scan.time.min(touched.hooked_at) };
+        let hooked = Hooked(&touched.hooked);
+        let mut found = Vec::new();
+        for (&range, toucher) in &mut touched.ranges {
+            let touch = toucher.touch;
+            let is_new = touch.time < until && !toucher.is_forgotten && !toucher.is_found;
+            if !is_new || !scan.is_huge(range) {
+                continue;
+            }
+            toucher.is_found = true;
+            let is_wanted = |page: &u64| {
+                is_sampled(*page)
+                    && *page != touch.page.0
+                    && !contains(before, *page)
+                    && !hooked.has(TargetAddr(*page))
+                    && !ledger.is_live(TargetAddr(page | PAGE_FLAG))
+            };
+            found.extend(scan.pages(range, page_bytes).filter(is_wanted).map(|page| LiveAllocation {
+                address: TargetAddr(page | PAGE_FLAG),
+                size_bytes: page_bytes,
+                interval,
+                stack: touch.stack,
+                heap: HEAP,
+                time: touch.time,
+            }));
+        }
+        found
     }
 
     /// Has ranges without a resident page reported again. Returns their ids in the kernel side's table, which must be removed there.
@@ -263,7 +360,9 @@ impl Scan {
     /// Adds the resident pages of a span that is behind those that were read. `may_be_slow` if eight bytes per page may be read, where the
     /// kernel has no `PAGEMAP_SCAN` (Linux 6.7).
     fn read(&mut self, pagemap: &File, span: Range<u64>, may_be_slow: bool) -> io::Result<()> {
-        let resident = &mut self.resident;
+        let (resident, huge) = (&mut self.resident, &mut self.huge);
+        // Where the kernel does not find these, a range whose pages are all there counts as one.
+        self.knows_huge = scan_pages(pagemap, span.clone(), Pages::Huge, &mut |run| push(huge, run)).is_ok();
         match scan_pages(pagemap, span.clone(), Pages::Anonymous, &mut |run| push(resident, run)) {
             Err(error) if may_be_slow && matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::EINVAL)) => {
                 scan_entries(pagemap, span, Pages::Anonymous, &mut |run| push(resident, run))
@@ -290,6 +389,16 @@ impl Scan {
             }
         }
         retained
+    }
+
+    /// Whether a range is a huge page.
+    fn is_huge(&self, range: u64) -> bool {
+        let (start, end) = (range << RANGE_SHIFT, (range + 1) << RANGE_SHIFT);
+        let is_within = |runs: &[Range<u64>]| {
+            let behind = runs.partition_point(|run| run.end <= start);
+            runs.get(behind).is_some_and(|run| run.start <= start && run.end >= end)
+        };
+        is_within(if self.knows_huge { &self.huge } else { &self.resident })
     }
 
     fn overlaps(&self, range: u64) -> bool {
@@ -354,7 +463,7 @@ fn spans(ranges: &BTreeSet<u64>) -> Vec<Range<u64>> {
 
 #[cfg(test)]
 mod tests {
-    use heapbpf_base::ids::Tid;
+    use heapbpf_base::ids::{HookId, Tid};
 
     use super::*;
 
@@ -366,84 +475,133 @@ mod tests {
         FirstTouch { page: TargetAddr(page), stack, time, tid: Tid(7), memory: 1 }
     }
 
-    fn scan(resident: &[Range<u64>], empty: &[u64]) -> Scan {
+    /// A scan of two ranges. All that is resident is in huge pages.
+    fn scan(resident: &[Range<u64>]) -> Scan {
         let ranges = BTreeSet::from([4, 5]);
-        Scan { time: MonotonicNanos(100), ranges, resident: resident.to_vec(), empty: empty.to_vec() }
+        let (resident, huge) = (resident.to_vec(), vec![4 * RANGE_BYTES..6 * RANGE_BYTES]);
+        let time = MonotonicNanos(100);
+        let scan = Scan { time, ranges, resident, huge, knows_huge: true, ..Scan::default() };
+        Scan { empty: [4, 5].into_iter().filter(|range| !scan.overlaps(*range)).collect(), ..scan }
     }
 
-    fn found(residency: &Residency, scan: &Scan, ledger: &Ledger) -> Vec<(u64, u64)> {
+    fn run(from: u64, to: u64) -> Range<u64> {
+        4 * RANGE_BYTES + from * page_bytes()..4 * RANGE_BYTES + to * page_bytes()
+    }
+
+    /// Pages that are found, by their number in the fourth range, and their stacks.
+    fn found(residency: &mut Residency, scan: &Scan, ledger: &Ledger) -> Vec<(u64, u64)> {
         let found = residency.found(PID, scan, ledger, Interval::EXACT, 0);
-        found.iter().map(|block| (block.address.0 & !PAGE_FLAG, block.stack.0)).collect()
+        let number = |block: &LiveAllocation| ((block.address.0 & !PAGE_FLAG) - 4 * RANGE_BYTES) / page_bytes();
+        found.iter().map(|block| (number(block), block.stack.0)).collect()
     }
 
     #[test]
     fn pages_of_a_huge_page_belong_to_its_first_touch() {
-        let mut residency = Residency::default();
-        residency.touch(PID, touch(4 * RANGE_BYTES + 4096, 1, 5));
+        let mut residency = Residency::new(true);
+        residency.touch(PID, touch(run(1, 2).start, 1, 5));
         residency.touch(PID, touch(5 * RANGE_BYTES, 2, 200));
         let mut ledger = Ledger::new(PID);
-        let scan = scan(&[4 * RANGE_BYTES..4 * RANGE_BYTES + 3 * page_bytes(), 5 * RANGE_BYTES..6 * RANGE_BYTES], &[]);
-        let pages = [0, 1, 2].map(|page| (4 * RANGE_BYTES + page * page_bytes(), 1));
-        assert_eq!(found(&residency, &scan, &ledger), pages, "the other range was touched after the scan");
-        let known = residency.found(PID, &scan, &ledger, Interval::EXACT, 0);
-        ledger.enter_earlier(&LiveAllocation { stack: StackId(9), ..known[1] });
-        assert_eq!(found(&residency, &scan, &ledger), [pages[0], pages[2]]);
-        assert_eq!(residency.gone(PID, &scan, &ledger), []);
+        let whole = scan(&[run(0, 4), 5 * RANGE_BYTES..6 * RANGE_BYTES]);
+        let stack = StackId(9);
+        let (size_bytes, time) = (page_bytes(), MonotonicNanos(6));
+        let address = TargetAddr(run(2, 3).start | PAGE_FLAG);
+        ledger.enter_earlier(&LiveAllocation {
+            address,
+            size_bytes,
+            interval: Interval::EXACT,
+            stack,
+            heap: HEAP,
+            time,
+        });
+        let small = Scan { huge: Vec::new(), ..scan(&[run(0, 4)]) };
+        assert_eq!(found(&mut residency, &small, &ledger), [], "each page has a fault of its own");
+        // The touched page has a record of its own; the other range was touched after the scan.
+        assert_eq!(found(&mut residency, &whole, &ledger), [(0, 1), (3, 1)]);
+        assert_eq!(found(&mut residency, &whole, &ledger), [], "once");
+        assert_eq!(residency.gone(PID, &whole, &ledger), []);
+    }
+
+    #[test]
+    fn where_the_kernel_does_not_tell_whole_ranges_are_huge_pages() {
+        let mut residency = Residency::new(true);
+        residency.touch(PID, touch(run(1, 2).start, 1, 5));
+        let part = Scan { knows_huge: false, ..scan(&[run(0, 4)]) };
+        assert_eq!(found(&mut residency, &part, &Ledger::new(PID)), []);
+        let whole = Scan { knows_huge: false, ..scan(&[run(0, RANGE_BYTES / page_bytes())]) };
+        assert_eq!(found(&mut residency, &whole, &Ledger::new(PID)).len() as u64, RANGE_BYTES / page_bytes() - 1);
     }
 
     #[test]
     fn pages_from_before_have_no_owner_until_they_are_given_back() {
-        let run = |from: u64, to: u64| 4 * RANGE_BYTES + from * page_bytes()..4 * RANGE_BYTES + to * page_bytes();
-        let mut residency = Residency::default();
+        let mut residency = Residency::new(true);
         residency.touched.entry(PID).or_default().before = Some(vec![run(0, 2), run(3, 4)]);
-        residency.touch(PID, touch(4 * RANGE_BYTES, 1, 5));
-        let full = scan(&[run(0, 5)], &[]);
-        let pages = found(&residency, &full, &Ledger::new(PID));
-        assert_eq!(pages, [(run(2, 3).start, 1), (run(4, 5).start, 1)]);
-        let partly = scan(&[run(1, 5)], &[]);
+        residency.touch(PID, touch(run(1, 2).start, 1, 5));
+        assert_eq!(found(&mut residency, &scan(&[run(0, 5)]), &Ledger::new(PID)), [(2, 1), (4, 1)]);
+        let partly = scan(&[run(1, 5)]);
         assert_eq!(partly.retain(&[run(0, 2), run(3, 4)], &BTreeSet::from([4])), [run(1, 2), run(3, 4)]);
         assert_eq!(partly.retain(&[run(0, 2), run(3, 4)], &BTreeSet::from([5])), [run(0, 2), run(3, 4)]);
     }
 
     #[test]
     fn pages_that_were_given_back_are_gone() {
-        let mut residency = Residency::default();
-        residency.touch(PID, touch(4 * RANGE_BYTES, 1, 5));
+        let mut residency = Residency::new(true);
+        residency.touch(PID, touch(run(1, 2).start, 1, 5));
         let mut ledger = Ledger::new(PID);
-        let before = scan(&[4 * RANGE_BYTES..4 * RANGE_BYTES + 2 * page_bytes()], &[]);
-        for block in residency.found(PID, &before, &ledger, Interval::EXACT, 0) {
+        for block in residency.found(PID, &scan(&[run(0, 3)]), &ledger, Interval::EXACT, 0) {
             ledger.enter_earlier(&block);
         }
-        let after = scan(&[4 * RANGE_BYTES + page_bytes()..4 * RANGE_BYTES + 2 * page_bytes()], &[]);
+        let after = scan(&[run(2, 3)]);
         assert_eq!(residency.gone(PID, &after, &ledger), [], "the fault may not have ended");
         let gone = residency.gone(PID, &after, &ledger);
-        assert_eq!(gone.iter().map(|block| block.address.0 & !PAGE_FLAG).collect::<Vec<_>>(), [4 * RANGE_BYTES]);
+        assert_eq!(gone.iter().map(|block| block.address.0 & !PAGE_FLAG).collect::<Vec<_>>(), [run(0, 1).start]);
         let unread = Scan { ranges: BTreeSet::from([5]), ..after };
         assert_eq!(residency.gone(PID, &unread, &ledger), [], "pages of ranges that were touched during the scan");
     }
 
     #[test]
-    fn empty_ranges_are_kept_until_their_next_touch_is_reported() {
-        let mut residency = Residency::default();
-        residency.touch(PID, touch(4 * RANGE_BYTES, 1, 5));
-        let (empty, full) = (scan(&[], &[4]), scan(&[4 * RANGE_BYTES..4 * RANGE_BYTES + page_bytes()], &[]));
+    fn empty_ranges_have_no_owner_until_their_next_touch_is_reported() {
+        let mut residency = Residency::new(true);
+        residency.touch(PID, touch(run(1, 2).start, 1, 5));
+        let (empty, full) = (scan(&[]), scan(&[run(0, 1)]));
         assert_eq!(residency.forget_empty(PID, &empty, 9), [StackId(range_id(9, 7, 1, 4 * RANGE_BYTES))]);
-        assert_eq!(found(&residency, &full, &Ledger::new(PID)).len(), 1, "touched before it was forgotten");
-        residency.touch(PID, touch(4 * RANGE_BYTES, 2, 6));
-        assert_eq!(found(&residency, &full, &Ledger::new(PID))[0].1, 2);
-        residency.touch(PID, touch(4 * RANGE_BYTES, 3, 7));
-        assert_eq!(found(&residency, &full, &Ledger::new(PID))[0].1, 2, "reported again");
+        assert_eq!(found(&mut residency, &full, &Ledger::new(PID)), [], "touched before or after that");
+        residency.touch(PID, touch(run(1, 2).start, 2, 6));
+        residency.touch(PID, touch(run(1, 2).start, 3, 7));
+        assert_eq!(found(&mut residency, &full, &Ledger::new(PID)), [(0, 2)], "the last one was reported again");
         assert_eq!(residency.forget_empty(PID, &empty, 9).len(), 1);
         assert!(residency.forget_empty(PID, &empty, 9).is_empty());
-        assert!(found(&residency, &full, &Ledger::new(PID)).is_empty());
+    }
+
+    /// Whether a hooked heap has a page is known from what is read after it was touched.
+    #[test]
+    fn pages_wait_until_the_memory_of_hooked_heaps_is_known() {
+        let mut residency = Residency::new(false);
+        let page = |number: u64, time: u64| Allocation {
+            pid: PID,
+            tid: Tid(7),
+            address: TargetAddr(run(number, 0).start | PAGE_FLAG),
+            size_bytes: page_bytes(),
+            time: MonotonicNanos(time),
+            stack: StackId(1),
+            interval: Interval::EXACT,
+            hook: HookId(0),
+            heap: HEAP,
+            has_replaced: false,
+        };
+        assert!([page(0, 10), page(1, 10), page(2, 30)].iter().all(|page| residency.defer(page)));
+        assert_eq!(residency.decide(PID), (Vec::new(), Vec::new()));
+        let hooked = TargetAddr(run(0, 0).start)..TargetAddr(run(1, 0).start);
+        residency.set_hooked(PID, &[hooked], MonotonicNanos(20));
+        assert_eq!(residency.decide(PID), (vec![page(0, 10)], vec![page(1, 10)]));
+        assert_eq!(residency.forget(PID), [page(2, 30).address]);
+        assert!(!Residency::new(true).defer(&page(0, 10)));
     }
 
     #[test]
     fn a_new_program_touches_ranges_anew() {
-        let mut residency = Residency::default();
-        residency.touch(PID, touch(4 * RANGE_BYTES, 1, 5));
-        residency.touch(PID, FirstTouch { memory: 2, ..touch(4 * RANGE_BYTES, 2, 6) });
-        let full = scan(&[4 * RANGE_BYTES..4 * RANGE_BYTES + page_bytes()], &[]);
-        assert_eq!(found(&residency, &full, &Ledger::new(PID))[0].1, 2);
+        let mut residency = Residency::new(true);
+        residency.touch(PID, touch(run(1, 2).start, 1, 5));
+        residency.touch(PID, FirstTouch { memory: 2, ..touch(run(1, 2).start, 2, 6) });
+        assert_eq!(found(&mut residency, &scan(&[run(0, 1)]), &Ledger::new(PID)), [(0, 2)]);
     }
 }

@@ -117,6 +117,7 @@ impl Session {
         let is_hint_due = config.hints && config.engine == Engine::Trap && can_inline;
         Ok(Self {
             rates: Rates::new(&config),
+            residency: Residency::new(config.heaps.is_pages_alone()),
             intake: Intake::new(probes.kernel.take_ring()?),
             resync: Resync::new(&probes.kernel)?,
             processes,
@@ -137,7 +138,6 @@ impl Session {
             selected,
             memory: MemorySampler::new(),
             inventories: Inventories::default(),
-            residency: Residency::default(),
             first_attached: None,
         })
     }
@@ -207,6 +207,7 @@ impl Session {
             Err(error) if self.config.heaps.requires_pages() => Err(error).context(NO_PAGES),
             Err(error) => {
                 info!("resident pages are not recorded: {error}");
+                self.probes.discovery.plan.leave_out_pages();
                 Ok(())
             }
             Ok(()) => Ok(()),
@@ -281,7 +282,6 @@ impl Session {
                     self.resume_unattended_command();
                     self.find_sharing();
                     self.poll_some_stubs();
-                    self.poll_pages();
                     self.processes.read_thread_names();
                     self.dump_if_due(listener)?;
                 }
@@ -424,6 +424,7 @@ impl Session {
         self.rates.stop(&mut self.probes.kernel)?;
         let now = clock::now();
         self.catch_up();
+        self.complete_pages();
         self.forget_borrowers();
         self.complete_programs();
         self.complete_all_stacks();
@@ -431,11 +432,10 @@ impl Session {
         self.poll_generated();
         let ended = (now, self.counters()?);
         self.resync_at_end();
-        self.compare_all_pages();
         let scene = MemoryScene { plan: &self.probes.discovery.plan, residency: &self.residency };
         self.memory.sample_all(&mut self.processes, scene, now.monotonic);
         // What hooked heaps have is known now.
-        self.compare_all_pages();
+        self.remove_hooked_pages();
         self.probes.check_foreign(true);
         self.close_replaced();
         self.verify_probes();

@@ -38,6 +38,8 @@ pub enum Feature {
     UserSpaces,
     /// Pointers with a tag in their upper byte.
     Tags,
+    /// Resident pages.
+    Pages,
     /// The inline engine.
     Inline,
     /// Targets and their code after the recording, also if heapbpf is killed.
@@ -50,7 +52,7 @@ pub enum Feature {
 
 impl Feature {
     /// All, in the order of the table.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::Boot,
         Self::Links,
         Self::Verifier,
@@ -66,6 +68,7 @@ impl Feature {
         Self::Allocators,
         Self::UserSpaces,
         Self::Tags,
+        Self::Pages,
         Self::Inline,
         Self::Detach,
         Self::ExitCode,
@@ -90,6 +93,7 @@ impl Feature {
             Self::Allocators => "static programs, musl, jemalloc, tcmalloc, mimalloc",
             Self::UserSpaces => "user spaces of Debian 11, 12 and 13",
             Self::Tags => "pointers with tags",
+            Self::Pages => "resident pages",
             Self::Inline => "inline engine",
             Self::Detach => "target unharmed, its code restored",
             Self::ExitCode => "exit code of a target",

@@ -101,6 +101,14 @@ fn transcript(from: &str, to: &str) -> Transcript {
         .replace(from, to);
     data += "value interpreted.code 0\nvalue interpreted.target_code 7\n";
     data += &format!("file interpreted.json {}\n{json}\n", json.len());
+    let pages = report_of("pages", "main", "null")
+        .replace("grows", "touches")
+        .replace(r#""live_bytes":20"#, &format!(r#""live_bytes":{TOUCHED_BYTES}"#))
+        .replace(from, to);
+    for name in ["pages", "pages-together"] {
+        data +=
+            &format!("value {name}.code 0\nvalue {name}.target_code 7\nfile {name}.json {}\n{pages}\n", pages.len());
+    }
     for (release, _) in interpreters::PYTHONS {
         let (described, json) = python();
         let json = json.replace(from, to);
@@ -183,7 +191,27 @@ fn of_arm64() -> Transcript {
     let mut transcript = transcript("machine x86_64", "machine aarch64");
     let mut set = |name: &str, value: &str| transcript.values.insert(name.to_owned(), value.to_owned());
     set("pointers.code", "0");
+    refuse_pages(&mut transcript);
     transcript
+}
+
+/// What a machine says that cannot record resident pages.
+fn refuse_pages(transcript: &mut Transcript) {
+    for name in ["pages", "pages-together"] {
+        transcript.values.insert(format!("{name}.code"), "1".to_owned());
+        transcript.files.remove(&format!("{name}.json"));
+        let error = "heapbpf: error: cannot record resident pages (`--heap pages`): not here";
+        transcript.files.insert(format!("{name}.log"), error.into());
+    }
+}
+
+#[test]
+fn pages_that_count_twice_are_an_error() {
+    let touched = format!(r#""live_bytes":{TOUCHED_BYTES}"#);
+    let each = ["pages", "pages-together"].map(|name| format!("{name}: all of them, once"));
+    check_all(&touched, &format!(r#""live_bytes":{}"#, TOUCHED_BYTES + 4096), &each);
+    let silent = failed_of_arm64(|transcript| drop(transcript.files.remove("pages.log")));
+    assert_eq!(silent, ["pages: heapbpf says why there are none"]);
 }
 
 fn failed_of_arm64(change: impl FnOnce(&mut Transcript)) -> Vec<String> {
@@ -255,6 +283,7 @@ fn a_locked_down_kernel_follows_no_forks_and_no_interpreters() {
         locked.files.insert(format!("{name}.log"), warning.into());
     }
     locked.files.remove("interpreted.json");
+    refuse_pages(&mut locked);
     let checks = sessions(&locked);
     assert!(checks.iter().all(|check| check.outcome.is_ok()), "{checks:#?}");
     let instead: BTreeSet<Feature> =

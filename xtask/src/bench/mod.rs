@@ -12,6 +12,7 @@ mod launched;
 mod leaks;
 mod many;
 mod overhead;
+mod pages;
 mod programs;
 mod push;
 mod tool;
@@ -47,6 +48,7 @@ enum Subject {
     Formats(formats::Arguments),
     Frameworks(frameworks::Arguments),
     Leaks(leaks::Arguments),
+    Pages(pages::Arguments),
     Agent(agent::Arguments),
     Push(push::Arguments),
 }
@@ -59,6 +61,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         Subject::Formats(arguments) => formats::run(arguments),
         Subject::Frameworks(arguments) => frameworks::run(arguments),
         Subject::Leaks(arguments) => leaks::run(arguments),
+        Subject::Pages(arguments) => pages::run(arguments),
         Subject::Agent(arguments) => agent::run(arguments),
         Subject::Push(arguments) => push::run(arguments),
     }

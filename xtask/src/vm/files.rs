@@ -21,7 +21,7 @@ use crate::cross::{self, Profile, Toolchain};
 const INIT: &str = include_str!("init.sh");
 
 /// Targets: name, C library, source in tests/targets, flags beside [`C_FLAGS`].
-const TARGETS: [(&str, Library, &str, &str); 11] = [
+const TARGETS: [(&str, Library, &str, &str); 12] = [
     ("exact", Library::Glibc, "exact.c", "-fomit-frame-pointer"),
     ("framed", Library::Glibc, "exact.c", "-fno-omit-frame-pointer"),
     ("static", Library::Glibc, "exact.c", "-static -fomit-frame-pointer"),
@@ -30,6 +30,7 @@ const TARGETS: [(&str, Library, &str, &str); 11] = [
     ("forks", Library::Glibc, "forks.c", "-fomit-frame-pointer"),
     ("cases", Library::Glibc, "leaks/cases.c", "-fomit-frame-pointer"),
     ("forged_python", Library::Glibc, "forged_python.c", "-rdynamic"),
+    ("touching", Library::Glibc, "touching.c", "-fomit-frame-pointer"),
     ("tagged", Library::Glibc, "tagged.c", "-fomit-frame-pointer"),
     ("matrix", Library::Glibc, "matrix.c", "-fomit-frame-pointer"),
     ("musl", Library::Musl, "matrix.c", "-fomit-frame-pointer"),

@@ -149,11 +149,25 @@ file inline.ledger
 leave
 
 # The same with few samples: countdowns reach 0 now and then.
-begin sampled threads --no-inventory --interval 16KiB --engine inline
+begin sampled threads --no-inventory --exclude-heap pages --interval 16KiB --engine inline
 kill -TERM $heapbpf
 finish
 file sampled.ledger
 leave
+
+# Resident pages, by processes on two processors: page by page, given back and touched again, and by eight threads at once.
+answer=done
+work='touch 24'
+begin pages touching --heap pages --interval 1
+if kill -TERM $heapbpf 2>/dev/null; then :; fi
+finish
+leave
+work='together 24'
+begin pages-together touching --heap pages --interval 1
+if kill -TERM $heapbpf 2>/dev/null; then :; fi
+finish
+leave
+answer='{' work=go
 
 # The C library in the program, another one, and other allocators, with either engine.
 for engine in trap inline; do

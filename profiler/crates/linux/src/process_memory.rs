@@ -131,6 +131,8 @@ pub enum Pages {
     Anonymous,
     /// All pages in memory, without pages that are swapped out.
     Resident,
+    /// Anonymous pages that one entry of the page table maps together: huge pages. Only [`scan_pages`] finds them.
+    Huge,
 }
 
 /// Passes all pages of a kind to `found`, by rising address (`PAGEMAP_SCAN`, Linux 6.7). Memory never touched costs nothing.
@@ -155,7 +157,7 @@ fn scan_without(
     unwanted: u64,
     found: &mut dyn FnMut(Range<u64>),
 ) -> io::Result<()> {
-    let unwanted = unwanted | if pages == Pages::Anonymous { FILE } else { 0 };
+    let unwanted = unwanted | if matches!(pages, Pages::Anonymous | Pages::Huge) { FILE } else { 0 };
     let mut regions = [PageRegion::default(); 512];
     let mut start = range.start;
     while start < range.end {
@@ -167,7 +169,11 @@ fn scan_without(
             region_count: regions.len() as u64,
             inverted: unwanted,
             all_of: unwanted,
-            any_of: if pages == Pages::Resident { PRESENT } else { PRESENT | SWAPPED },
+            any_of: match pages {
+                Pages::Resident => PRESENT,
+                Pages::Huge => HUGE,
+                Pages::All | Pages::Anonymous => PRESENT | SWAPPED,
+            },
             reported: unwanted,
             ..ScanRequest::default()
         };
@@ -229,7 +235,7 @@ fn is_wanted(entry: u64, pages: Pages) -> bool {
     const GUARD: u64 = 1 << 58;
     let is_there = entry & if pages == Pages::Resident { IN_MEMORY } else { IN_MEMORY | IN_SWAP } != 0;
     let is_own = pages != Pages::Anonymous || entry & FILE_OR_SHARED == 0;
-    is_there && entry & GUARD == 0 && is_own
+    is_there && entry & GUARD == 0 && is_own && pages != Pages::Huge
 }
 
 /// Request `struct pm_scan_arg` (<https://github.com/torvalds/linux/blob/v6.7/include/uapi/linux/fs.h#L350-L393>).
@@ -267,4 +273,5 @@ const FILE: u64 = 1 << 2;
 const PRESENT: u64 = 1 << 3;
 const SWAPPED: u64 = 1 << 4;
 const ZEROS: u64 = 1 << 5;
+const HUGE: u64 = 1 << 6;
 const GUARD: u64 = 1 << 8;

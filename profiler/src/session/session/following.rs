@@ -199,6 +199,7 @@ impl Session {
         self.processes.note(now, None);
         let scene = MemoryScene { plan: &self.probes.discovery.plan, residency: &self.residency };
         self.memory.poll(&mut self.processes, scene, now);
+        self.poll_pages();
         let mut pids = self.lifecycle.due_for_hooks(true);
         // A third of the targets each time: polling takes about 20 µs per process.
         self.polls = self.polls.wrapping_add(1);
@@ -594,7 +595,10 @@ impl Session {
         self.complete_pass_for(pid);
         self.probes.continue_stacks(pid, true, &mut self.processes);
         let Some(mut target) = self.processes.remove(pid) else { return };
-        self.residency.forget(pid);
+        let deferred = self.residency.forget(pid);
+        if let Err(error) = self.probes.kernel.forget_blocks(pid, deferred) {
+            debug!("process {pid}: {error}");
+        }
         target.poll_generated(&mut self.probes.discovery.modules);
         let was_missed = target.was_missed(self.config.counts_programs);
         let unprofilable = target.starting().and_then(|starting| starting.unprofilable.take());

@@ -83,6 +83,7 @@ impl Session {
         let window = self.windows.end(reason, now, &self.status());
         let scene = MemoryScene { plan: &self.probes.discovery.plan, residency: &self.residency };
         self.memory.sample_all(&mut self.processes, scene, now.monotonic);
+        self.remove_hooked_pages();
         self.processes.note(now.monotonic, Some(SampleTrigger::Dump(self.windows.ended)));
         window
     }
