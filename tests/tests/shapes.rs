@@ -116,6 +116,7 @@ impl Watched {
             throw_safe_bytes: THROW_SAFE_BYTES,
             stubs: false,
             entries: false,
+            pages: false,
         };
         let mut kernel = Kernel::load(config, links).expect("this kernel has links of this kind");
         let ring = kernel.take_ring().expect("not taken yet");

@@ -34,6 +34,7 @@ mod memory;
 mod php;
 mod process;
 mod random;
+mod returns;
 #[path = "../../src/ruby.rs"]
 mod ruby;
 #[path = "../../src/seen.rs"]

@@ -335,8 +335,10 @@ mod tests {
                 signal: 256,
                 live: 4,
                 thread_pointer: 0,
+                faults_disabled: 0,
                 exec_stop: None,
                 memory: None,
+                returns: None,
                 mappings: None,
             })
             .map_err(|member| LayoutError::NoMember { structure: "task_struct", member });

@@ -28,7 +28,7 @@ use heapbpf_linux::{feature, files};
 
 use super::error::{OBJECT_VARIABLE, refused};
 use super::features::{Features, Optional};
-use super::kernel_types::{LayoutError, MappingLayout, TaskLayout};
+use super::kernel_types::{LayoutError, MappingLayout, MemoryLayout, ReturnLayout, TaskLayout};
 use super::program::{RelocatedObject, private_stack_absent};
 use super::ring::Ring;
 
@@ -162,9 +162,7 @@ impl Kernel {
         let mapping = task.mappings.unwrap_or_default();
         let (all_execs, stubs) = (u32::from(config.all_execs), u32::from(config.stubs));
         let features = links.features();
-        let replaces_pages = u32::from(!may_take_pages_away());
-        let returns = task.returns.unwrap_or_default();
-        let (faults, huge_pages) = (u32::from(config.pages), u32::from(config.pages && has_huge_pages()));
+        let faults = FaultGlobals::new(config.pages, &task);
         let (cookies, atomics) = (u32::from(features.cookies), u32::from(features.atomics));
         let (buckets, calls) = if features.maps_calls() { (1, INFLIGHT_CALLS_MAX) } else { (INFLIGHT_BUCKETS, 1) };
         let mut loader = EbpfLoader::new();
@@ -177,30 +175,10 @@ impl Kernel {
             .override_global("PAGE_SHIFT", &page_shift, true)
             .override_global("UNWIND_BY_TABLES", &unwind_by_tables, true)
             .override_global("RAW_STACKS", &raw_stacks, true)
-            .override_global("TASK_TGID_OFFSET", &task.tgid, true)
-            .override_global("TASK_MM_OFFSET", &task.mm, true)
-            .override_global("TASK_SIGNAL_OFFSET", &task.signal, true)
-            .override_global("SIGNAL_LIVE_OFFSET", &task.live, true)
-            .override_global("TASK_THREAD_POINTER_OFFSET", &task.thread_pointer, true)
             .override_global("ALL_EXECS", &all_execs, true)
             .override_global("THROW_SAFE_BYTES", &config.throw_safe_bytes, true)
             .override_global("MAP_COUNT_MAX", &mappings_max, true)
-            .override_global("MM_MAP_COUNT_OFFSET", &memory.map_count, true)
-            .override_global("MM_TOTAL_VM_OFFSET", &memory.total_vm, true)
-            .override_global("MM_DATA_VM_OFFSET", &memory.data_vm, true)
-            .override_global("MM_DEF_FLAGS_OFFSET", &memory.def_flags, true)
-            .override_global("MM_TASK_SIZE_OFFSET", &memory.task_size, true)
-            .override_global("SIGNAL_LIMITS_OFFSET", &memory.limits, true)
             .override_global("STUBS", &stubs, true)
-            .override_global("FAULTS", &faults, true)
-            .override_global("TASK_FAULTS_DISABLED_OFFSET", &task.faults_disabled, true)
-            .override_global("REPLACES_PAGES", &replaces_pages, true)
-            .override_global("HUGE_PAGES", &huge_pages, true)
-            .override_global("TASK_RETURNS_OFFSET", &returns.probes, true)
-            .override_global("RETURNS_LIST_OFFSET", &returns.list, true)
-            .override_global("RETURN_STACK_OFFSET", &returns.stack, true)
-            .override_global("RETURN_ADDRESS_OFFSET", &returns.address, true)
-            .override_global("RETURN_NEXT_OFFSET", &returns.next, true)
             .override_global("COOKIES", &cookies, true)
             .override_global("ATOMICS", &atomics, true)
             .map_max_entries("INFLIGHT", buckets)
@@ -211,7 +189,9 @@ impl Kernel {
             .map_max_entries("LIVE", config.live_blocks_max)
             .map_max_entries("SCRATCH", scratch_areas)
             .map_max_entries("RAW", raw_areas);
+        override_task(&mut loader, &task, &memory);
         override_mappings(&mut loader, &mapping);
+        faults.set(&mut loader);
         let object = adapt(object()?, features).ok_or_else(|| LoadError::Relocation("it is malformed".to_owned()))?;
         let mut ebpf = loader.load(&object).map_err(refused)?;
         start_log(&mut ebpf);
@@ -221,11 +201,7 @@ impl Kernel {
         } else {
             None
         };
-        // The programs that use these keep them, so they need no descriptors.
-        let needed = |name: &&str| config.pages && *name == CODE_RATES;
-        for name in LOADED_WITH.into_iter().filter(|name| !needed(name)) {
-            drop(ebpf.take_map(name));
-        }
+        close_used(&mut ebpf, config.pages);
         let watches_mappings =
             config.unwind_by_tables && task.mappings.is_some() && !Optional::Mappings.is_suppressed();
         Ok(Self {
@@ -381,6 +357,40 @@ impl Kernel {
     }
 }
 
+/// What the program for page faults needs to know.
+struct FaultGlobals {
+    faults: u32,
+    faults_disabled: u32,
+    replaces_pages: u32,
+    huge_pages: u32,
+    returns: ReturnLayout,
+}
+
+impl FaultGlobals {
+    fn new(pages: bool, task: &TaskLayout) -> Self {
+        Self {
+            faults: u32::from(pages),
+            faults_disabled: task.faults_disabled,
+            replaces_pages: u32::from(pages && !may_take_pages_away()),
+            huge_pages: u32::from(pages && has_huge_pages()),
+            returns: task.returns.unwrap_or_default(),
+        }
+    }
+
+    fn set<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
+        loader
+            .override_global("FAULTS", &self.faults, true)
+            .override_global("TASK_FAULTS_DISABLED_OFFSET", &self.faults_disabled, true)
+            .override_global("REPLACES_PAGES", &self.replaces_pages, true)
+            .override_global("HUGE_PAGES", &self.huge_pages, true)
+            .override_global("TASK_RETURNS_OFFSET", &self.returns.probes, true)
+            .override_global("RETURNS_LIST_OFFSET", &self.returns.list, true)
+            .override_global("RETURN_STACK_OFFSET", &self.returns.stack, true)
+            .override_global("RETURN_ADDRESS_OFFSET", &self.returns.address, true)
+            .override_global("RETURN_NEXT_OFFSET", &self.returns.next, true);
+    }
+}
+
 /// Whether pages of a process may be absent that it has not given back: swapped out, or without access for a while (NUMA balancing).
 fn may_take_pages_away() -> bool {
     const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
@@ -396,6 +406,29 @@ fn has_huge_pages() -> bool {
     const SETTING: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
     const SETTING_BYTES_MAX: u64 = 4096;
     files::read_text(Path::new(SETTING), SETTING_BYTES_MAX).is_ok_and(|setting| !setting.contains("[never]"))
+}
+
+/// Closes the maps that only programs use which have been loaded: these keep them. `pages` if that for page faults is loaded later.
+fn close_used(ebpf: &mut Ebpf, pages: bool) {
+    for name in LOADED_WITH.into_iter().filter(|name| !pages || *name != CODE_RATES) {
+        drop(ebpf.take_map(name));
+    }
+}
+
+/// Sets the offsets of members of a task, and of the memory of its process.
+fn override_task<'a>(loader: &mut EbpfLoader<'a>, task: &'a TaskLayout, memory: &'a MemoryLayout) {
+    loader
+        .override_global("TASK_TGID_OFFSET", &task.tgid, true)
+        .override_global("TASK_MM_OFFSET", &task.mm, true)
+        .override_global("TASK_SIGNAL_OFFSET", &task.signal, true)
+        .override_global("SIGNAL_LIVE_OFFSET", &task.live, true)
+        .override_global("TASK_THREAD_POINTER_OFFSET", &task.thread_pointer, true)
+        .override_global("MM_MAP_COUNT_OFFSET", &memory.map_count, true)
+        .override_global("MM_TOTAL_VM_OFFSET", &memory.total_vm, true)
+        .override_global("MM_DATA_VM_OFFSET", &memory.data_vm, true)
+        .override_global("MM_DEF_FLAGS_OFFSET", &memory.def_flags, true)
+        .override_global("MM_TASK_SIZE_OFFSET", &memory.task_size, true)
+        .override_global("SIGNAL_LIMITS_OFFSET", &memory.limits, true);
 }
 
 /// Sets the offsets of what leads from a task to the file that it maps.

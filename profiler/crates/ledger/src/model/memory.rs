@@ -7,8 +7,6 @@ use heapbpf_base::units::{MappedAmounts, MonotonicNanos};
 use serde::{Deserialize, Serialize};
 use strum::IntoStaticStr;
 
-use super::profile::HeapProfile;
-
 /// At most [`POINTS_MAX`](Self::POINTS_MAX) points: then every other one is dropped, except the first and the last.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryAccount {
@@ -137,6 +135,9 @@ pub struct MemoryGrowth {
     /// The other parts that grew, the largest first.
     pub others: Vec<MemoryPart>,
 }
+
+/// Name of the heap of resident pages, which no function allocates.
+pub(super) const PAGES: &str = "pages";
 
 /// Smallest growth that hooked heaps should explain, in bytes.
 const GROWTH_BYTES_MIN: i64 = 16 << 20;
@@ -311,7 +312,7 @@ impl MemoryAccount {
 impl MemoryPart {
     /// Whether it is the live part of the heap of resident pages, which is there if that heap is recorded.
     fn is_of_pages(&self) -> bool {
-        self.class == MemoryClass::LiveBlocks && self.name.as_deref() == Some(HeapProfile::PAGES)
+        self.class == MemoryClass::LiveBlocks && self.name.as_deref() == Some(PAGES)
     }
 }
 

@@ -8,7 +8,7 @@ use profiler_common::stack::StackEnd;
 use serde::{Deserialize, Serialize};
 
 use super::health::Health;
-use super::memory::MemoryAccount;
+use super::memory::{MemoryAccount, PAGES};
 use super::process::{HookKind, HookStatus, Others, TargetFacts};
 pub use crate::curve::CurvePoint;
 use crate::details::Details;
@@ -93,7 +93,7 @@ pub struct HeapProfile {
 
 impl HeapProfile {
     /// Name of the heap of resident pages, which no function allocates.
-    pub const PAGES: &str = "pages";
+    pub const PAGES: &str = PAGES;
 
     pub fn is_pages(&self) -> bool {
         self.name == Self::PAGES
