@@ -183,7 +183,8 @@ impl Ledger {
         }
         // Two live blocks cannot share an address: the free record of the old one was dropped.
         self.remove(allocation.address);
-        self.insert(&allocation.into(), allocation.time, Some(allocation.tid));
+        // An event may be entered late: pages wait until it is known whose they are. Totals do not change in the past.
+        self.insert(&allocation.into(), self.latest, Some(allocation.tid));
         self.threads.allocate(allocation.tid, allocation.heap, allocation.address);
     }
 

@@ -140,6 +140,7 @@ impl Session {
         let (own, mut others) = self.residency.decide(pid);
         // A pass of resync may have found it in the live set.
         others.retain(|page| !target.ledger.is_live(page.address));
+        others.sort_unstable_by_key(|page| page.time);
         others.into_iter().for_each(|page| self.processes.enter(Event::Alloc(page)));
         let mut addresses: Vec<TargetAddr> = own.into_iter().map(|page| page.address).collect();
         if let Some(target) = self.processes.get_mut(pid) {
