@@ -209,6 +209,8 @@ mod tests {
             BENCH_UNWIND,
             BENCH_OVERHEAD,
             BENCH_C,
+            BENCH_PAGES,
+            BENCH_FRAMEWORKS,
             VM_X86_64,
             VM_AARCH64,
             AARCH64,

@@ -645,9 +645,12 @@ mod tests {
     #[test]
     fn loops_over_frames_are_not_unrolled() {
         let functions = called_by_functions();
-        for looped in ["unwind_batch", "unwind_step", "frames_of_call", "interpreter_frames"] {
+        // Batches of frames are walked from calls, and from page faults.
+        for (looped, callers) in
+            [("unwind_batch", 2), ("unwind_step", 1), ("frames_of_call", 1), ("interpreter_frames", 1)]
+        {
             let calls = functions.iter().filter(|name| *name == looped).count();
-            assert_eq!(calls, 1, "calls of `{looped}`: see `UNROLL` in xtask/src/build_ebpf");
+            assert_eq!(calls, callers, "calls of `{looped}`: see `UNROLL` in xtask/src/build_ebpf");
         }
     }
 }

@@ -479,7 +479,7 @@ mod tests {
     fn scan(resident: &[Range<u64>]) -> Scan {
         let ranges = BTreeSet::from([4, 5]);
         let (resident, huge) = (resident.to_vec(), vec![4 * RANGE_BYTES..6 * RANGE_BYTES]);
-        let time = MonotonicNanos(100);
+        let time = MonotonicNanos(1_000_000_000);
         let scan = Scan { time, ranges, resident, huge, knows_huge: true, ..Scan::default() };
         Scan { empty: [4, 5].into_iter().filter(|range| !scan.overlaps(*range)).collect(), ..scan }
     }
@@ -499,7 +499,7 @@ mod tests {
     fn pages_of_a_huge_page_belong_to_its_first_touch() {
         let mut residency = Residency::new(true);
         residency.touch(PID, touch(run(1, 2).start, 1, 5));
-        residency.touch(PID, touch(5 * RANGE_BYTES, 2, 200));
+        residency.touch(PID, touch(5 * RANGE_BYTES, 2, 2_000_000_000));
         let mut ledger = Ledger::new(PID);
         let whole = scan(&[run(0, 4), 5 * RANGE_BYTES..6 * RANGE_BYTES]);
         let stack = StackId(9);

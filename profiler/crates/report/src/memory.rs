@@ -1,7 +1,7 @@
 //! Statements about where the resident memory is, and about what the profile does not show.
 
 use heapbpf_base::language::facts::RECORD_MAPPINGS;
-use heapbpf_ledger::model::{MemoryClass, MemoryGrowth, MemoryPart, Profile, TargetProfile};
+use heapbpf_ledger::model::{HeapProfile, MemoryClass, MemoryGrowth, MemoryPart, Profile, TargetProfile};
 
 use super::{describe, text};
 
@@ -71,8 +71,14 @@ pub(super) fn resident(target: &TargetProfile) -> Option<String> {
     let change = target.memory.growth().map_or(String::new(), |growth| format!(" ({})", text::change(growth.bytes)));
     let mut parts = last.parts.clone();
     parts.sort_by_key(|part| std::cmp::Reverse(part.bytes));
-    Some(format!("resident memory: {}{change}: {}", text::size(last.rss_bytes()), list(&parts)))
+    let parts = list(&parts);
+    // Where pages are recorded, what nothing explains has not been touched since then.
+    let has_pages = target.heaps.iter().any(HeapProfile::is_pages);
+    let parts = if has_pages { parts.replace(MemoryClass::Unexplained.title(), FROM_BEFORE) } else { parts };
+    Some(format!("resident memory: {}{change}: {parts}", text::size(last.rss_bytes())))
 }
+
+const FROM_BEFORE: &str = "from before";
 
 fn class_advice(class: MemoryClass) -> Option<(&'static str, &'static [&'static str])> {
     Some(match class {
