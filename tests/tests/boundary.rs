@@ -273,7 +273,8 @@ fn names_of_others_reach_no_terminal_as_they_are() {
 fn commands_with_names(pid: &str, without_heap: &str, file: &OsStr, report: &OsStr) -> Vec<Vec<OsString>> {
     let option = |name: &str, path: &OsStr| [name.as_bytes(), path.as_bytes()].concat();
     let commands = [
-        ("--pid", vec![without_heap]),
+        // Without that, its resident pages are recorded.
+        ("--exclude-heap=pages", vec!["--pid", without_heap]),
         ("--cmdline=hx*", vec!["--duration", "1s", "-o", "y.json"]),
         ("-vvv", vec!["--pid", pid, "--duration", "2s", "-o", "y.folded"]),
         ("hx*", vec![]),
