@@ -53,13 +53,11 @@ pub(super) const OVERLOADS: [Feature; 4] = ["stall", "thin", "drop", "adapt"];
 ///   and only blocks were sampled that are larger than the raised one, they have no width: after `&1 churn deep_realloc 24327 100 100` and
 ///   `exec held`, `0 alloc deep_memalign 252 1` beside `0 alloc nested_realloc 223 20000` is missing (seed 1168 of November 2026; one of
 ///   400 programs). A mend takes the largest interval of the heap for what one more sample represents.
-/// - `drop`: right by itself (160 of 160), but not beside `reuse`: of two processes with one number, totals are off by the same bytes in
-///   opposite directions (seed 2000), or the script does not end (seed 3055). The causes are not known.
 /// - `unheld`: a child that executes a program before heapbpf has made it a target is only counted as that program (`Lifecycle::executed`
 ///   supersedes the fork): `sync attach`, `fork free 0`, `0 alloc flat_malloc 600 1024`, `exec free`, `}` is "complete" without the 600
 ///   blocks. Nearly all children do nothing but execute a program then, so each of them in the verdict would hide what matters: a mend
 ///   needs evidence that it has allocated, which links of its parent alone do not give.
-pub const KNOWN_WRONG: [Feature; 4] = ["adapt", "drop", "unheld", "leader"];
+pub const KNOWN_WRONG: [Feature; 3] = ["adapt", "unheld", "leader"];
 
 /// Functions of `targets/scripted.c` that allocate.
 const NESTS: [&str; 3] = ["flat", "nested", "deep"];

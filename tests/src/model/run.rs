@@ -74,6 +74,21 @@ fn plugins() -> PathBuf {
     })
 }
 
+/// The script, with numbers of processes that no process has.
+fn numbered(script: &str) -> String {
+    let mut free: HashMap<&str, u32> = HashMap::new();
+    let lines = script.lines().map(|line| {
+        let wanted = line.rsplit_once(' ').filter(|(start, number)| start.starts_with("fork ") && *number != "0");
+        let Some((start, number)) = wanted else { return line.to_owned() };
+        let first = number.parse().expect("a number of a process");
+        let taken: Vec<u32> = free.values().copied().collect();
+        let is_free = |pid: &u32| !Path::new(&format!("/proc/{pid}")).exists() && !taken.contains(pid);
+        let free = *free.entry(number).or_insert_with(|| (first..).find(is_free).expect("not all numbers are taken"));
+        format!("{start} {free}")
+    });
+    lines.map(|line| line + "\n").collect()
+}
+
 fn fifo(path: &Path) -> File {
     mknodat(CWD, path, rustix::fs::FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("the folder is ours");
     let nonblocking = i32::try_from(OFlags::NONBLOCK.bits()).expect("a small flag");
@@ -90,7 +105,7 @@ fn send(pid: u32, signal: Signal) {
 impl<'plan> Runner<'plan> {
     fn new(plan: &'plan Plan, folder: &Path) -> Self {
         let (script, pipe) = (folder.join("script"), folder.join("fifo"));
-        fs::write(&script, plan.script()).expect("the folder is ours");
+        fs::write(&script, numbered(&plan.script())).expect("the folder is ours");
         let fifo = fifo(&pipe);
         let words = [Recipe::of("scripted.c").build(), script, pipe, plugins()];
         let mut options = vec!["-v".to_owned(), "-o".to_owned(), "out.json".to_owned()];

@@ -83,6 +83,8 @@ impl Truth {
                 if let Some(&parent) = self.current.get(&parent) {
                     instance.borrowed.clone_from(&self.instances[parent].borrowed);
                 }
+                // Its number may have been that of a process in the memory of another.
+                self.sharers.remove(&pid);
                 self.current.insert(pid, self.instances.len());
                 self.instances.push(instance);
                 return Some(Request::Begins(pid));

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use heapbpf_tests::heapbpf::{Heapbpf, binary};
-use heapbpf_tests::kernel::require_root;
+use heapbpf_tests::kernel::{require_root, wait_until};
 use heapbpf_tests::report::Report;
 use heapbpf_tests::target::{Target, run};
 use rustix::process::Signal;
@@ -90,9 +90,13 @@ fn in_shell(script: &str, pid: u32, arguments: &str) -> Heapbpf {
 #[test]
 fn messages_need_no_reader() {
     let target = Target::start("slots.c");
+    // `exec` keeps the process, so that it can be interrupted.
     let script = r#"exec "$0" "$@" 2>/dev/full"#;
-    let mut heapbpf = in_shell(script, target.pid(), "--interval 1 --duration 1s --dump-every 200ms -o out.json");
-    let _ = heapbpf.run().expect_code(0);
+    let mut heapbpf = in_shell(script, target.pid(), "--interval 1 --dump-every 200ms -o out.json");
+    let second = heapbpf.file("out.0002.json");
+    let session = heapbpf.spawn();
+    wait_until("the second dump is written", || second.exists());
+    session.interrupt().expect_code(0);
     let files = heapbpf.files();
     assert!(["out.0001.json", "out.0002.json", "out.json"].iter().all(|name| files.contains(&(*name).to_owned())));
 }
