@@ -4,9 +4,9 @@ mod classify;
 mod contents;
 mod evidence;
 mod monitor;
-mod pages;
+pub(crate) mod pages;
 mod runtime;
 mod stacks;
 mod variables;
 
-pub(crate) use monitor::{MemoryMonitor, SampleTime, Sampled};
+pub(crate) use monitor::{HookedMemory, MemoryMonitor, SampleTime, Sampled};

@@ -10,7 +10,7 @@ use heapbpf_base::address::TargetAddr;
 use heapbpf_base::ids::{HeapId, Pid};
 use heapbpf_base::memory::Span;
 use heapbpf_base::shown;
-use heapbpf_base::units::MonotonicNanos;
+use heapbpf_base::units::{EstimatedBytes, MonotonicNanos};
 use heapbpf_ledger::model::{Inventory, MemoryAccount, MemoryFacts, MemoryMapping, MemoryPart, MemoryPoint};
 use heapbpf_ledger::{Ledger, LiveAllocation};
 use heapbpf_linux::proc::maps::{Region, RegionKind};
@@ -40,6 +40,16 @@ const PERIOD_WITH_PAGES: Duration = Duration::from_secs(2);
 const KEPT_MAX: usize = 4096;
 const KEPT_RUNS_MAX: usize = 1 << 16;
 
+/// What is known of hooked heaps at a time.
+#[derive(Debug, Default)]
+pub(crate) struct HookedMemory {
+    /// Their memory and what it may grow into, by rising address.
+    pub(crate) spans: Vec<Span>,
+    /// The pages that were resident, if pages are recorded.
+    pub(crate) resident: ResidentPages,
+    pub(crate) at: MonotonicNanos,
+}
+
 /// Monitor of the memory of one target.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryMonitor {
@@ -49,8 +59,7 @@ pub(crate) struct MemoryMonitor {
     variables: Variables,
     allocators: Allocators,
     first: Option<First>,
-    /// Memory of hooked heaps, by rising address, at the last sample.
-    hooked: Vec<Span>,
+    hooked: HookedMemory,
     sampled: MonotonicNanos,
     began: MonotonicNanos,
     /// Time since the first sample at which mappings are kept again.
@@ -62,6 +71,8 @@ pub(crate) struct MemoryMonitor {
 pub(crate) struct Sampled<'a> {
     pub(crate) pid: Pid,
     pub(crate) ledger: &'a Ledger,
+    /// Whether the ledger has all blocks of which there are records.
+    pub(crate) has_all_blocks: bool,
     /// Names of heaps by id.
     pub(crate) heaps: &'a [String],
     /// Ids of the heaps of this process.
@@ -122,8 +133,18 @@ impl MemoryMonitor {
         facts
     }
 
-    /// Memory of hooked heaps and what it may grow into, by rising address, at the last sample.
-    pub(crate) fn hooked(&self) -> &[Span] {
+    /// Adds pages of which it is not known whether a hooked heap had them. Returns the facts that were changed; `None` without pages.
+    pub(crate) fn add_undecided(&mut self, pages: EstimatedBytes) -> Option<MemoryFacts> {
+        let bytes = self.account.undecided_bytes().saturating_add(pages.rounded());
+        let facts = MemoryFacts { undecided_bytes: Some(bytes), ..MemoryFacts::default() };
+        (pages.rounded() > 0).then(|| {
+            Arc::make_mut(&mut self.account).extend(facts.clone());
+            facts
+        })
+    }
+
+    /// What was known of hooked heaps at the last sample that had all blocks.
+    pub(crate) fn hooked(&self) -> &HookedMemory {
         &self.hooked
     }
 
@@ -162,7 +183,6 @@ impl MemoryMonitor {
         let contents = Contents::of(&mapped, places(of.ledger), &mut self.evidence);
         self.evidence.retain(&mapped);
         let Division { parts, hooked } = classify(&mapped, &pages, &contents, &self.evidence);
-        self.hooked = hooked;
         let sum = |bytes: fn(&MappedMemory) -> u64| mapped.iter().map(bytes).fold(0, u64::saturating_add);
         let point = MemoryPoint {
             time: now,
@@ -175,7 +195,7 @@ impl MemoryMonitor {
             points: vec![point.clone()],
             runtimes: runtimes(mapped.iter().map(|memory| &memory.region)),
             mappings,
-            inventory: None,
+            ..MemoryFacts::default()
         };
         match &mut self.first {
             Some(first) => facts.points.extend(first.divide_again(&self.evidence)),
@@ -184,6 +204,11 @@ impl MemoryMonitor {
                 facts.points.extend(of.began.map(empty));
                 self.first = Some(First::new(point, &mapped, &pages, &self.evidence));
             }
+        }
+        // Memory that a block has whose record was dropped looks like nobody's.
+        if of.has_all_blocks {
+            let resident = if of.before.is_some() { pages } else { ResidentPages::default() };
+            self.hooked = HookedMemory { spans: hooked, resident, at: now };
         }
         Arc::make_mut(&mut self.account).extend(facts.clone());
         facts
@@ -333,7 +358,7 @@ mod tests {
     use super::*;
 
     fn sampled(pid: Pid, ledger: &Ledger) -> Sampled<'_> {
-        Sampled { pid, ledger, heaps: &[], own: &[], began: None, before: None }
+        Sampled { pid, ledger, has_all_blocks: true, heaps: &[], own: &[], began: None, before: None }
     }
 
     /// Times of samples, in seconds since the first, at which the mappings of this process are kept.

@@ -94,6 +94,12 @@ impl ResidentPages {
         Some(sum)
     }
 
+    /// Whether a page is resident. Where that is unknown, it may be.
+    pub(crate) fn has(&self, page: TargetAddr) -> bool {
+        let span = page..TargetAddr(page.0.saturating_add(1));
+        [&self.runs, &self.unknown].into_iter().any(|spans| overlapping(spans, &span).next().is_some())
+    }
+
     /// The pages within these mappings, which are by rising address.
     pub(crate) fn within(&self, mapped: &[MappedMemory]) -> Self {
         let spans: Vec<Span> = mapped.iter().map(|memory| memory.region.start..memory.region.end).collect();

@@ -122,6 +122,8 @@ impl Owners<'_> {
     fn forget_pages(&mut self, pid: Pid) {
         let early = self.processes.take_early_pages(|of| of == pid);
         let mut pages: Vec<TargetAddr> = early.into_iter().map(|(_, page)| page).collect();
+        pages.extend(self.residency.enter_decided(pid, self.processes));
+        self.processes.note_undecided_of(pid, self.residency.undecided_bytes(pid));
         pages.extend(self.residency.forget(pid));
         if let Some(target) = self.processes.get(pid) {
             let live = target.ledger.live().map(|block| block.address);

@@ -22,6 +22,8 @@ const LAST_MAX: Duration = Duration::from_secs(1);
 pub(super) struct MemoryScene<'a> {
     pub(super) plan: &'a Plan,
     pub(super) residency: &'a Residency,
+    /// Whether the ledgers have all blocks of which there are records.
+    pub(super) has_all_blocks: bool,
 }
 
 /// Samples targets within a budget of CPU time.
@@ -85,7 +87,8 @@ impl MemorySampler {
 
     fn sample(&mut self, processes: &mut ProcessTable, pid: Pid, scene: MemoryScene<'_>, when: SampleTime) {
         let began = Instant::now();
-        processes.sample_memory(pid, scene.plan, scene.residency.before(pid), when);
+        let MemoryScene { plan, residency, has_all_blocks } = scene;
+        processes.sample_memory(pid, plan, residency.before(pid), has_all_blocks, when);
         let spent = began.elapsed();
         self.saved_s -= spent.as_secs_f64();
         self.spent += spent;

@@ -269,12 +269,22 @@ impl ProcessTable {
         }
     }
 
-    pub(super) fn sample_memory(&mut self, pid: Pid, plan: &Plan, before: Option<&[Range<u64>]>, when: SampleTime) {
+    /// Samples the memory of a target. `before` are the pages that have been resident since before the recording began, if pages are
+    /// recorded.
+    pub(super) fn sample_memory(
+        &mut self,
+        pid: Pid,
+        plan: &Plan,
+        before: Option<&[Range<u64>]>,
+        has_all_blocks: bool,
+        when: SampleTime,
+    ) {
         let Some(target) = self.running.get_mut(&pid).filter(|target| !target.is_gone()) else { return };
         target.files.narrow();
         let began = target.beginning.from_first_call.then_some(target.beginning.time);
         let own = target.hooks.heap_ids(&target.ledger.heaps(), plan);
-        let sampled = Sampled { pid, ledger: &target.ledger, heaps: plan.heaps(), own: &own, began, before };
+        let sampled =
+            Sampled { pid, ledger: &target.ledger, has_all_blocks, heaps: plan.heaps(), own: &own, began, before };
         let facts = target.memory.sample(sampled, when);
         if let Some(recorder) = self.recorder.as_mut().filter(|_| !facts.points.is_empty()) {
             recorder.memory(&target.ledger, facts);
@@ -287,6 +297,27 @@ impl ProcessTable {
         let facts = target.memory.set_inventory(inventory, &target.ledger);
         if let Some(recorder) = &mut self.recorder {
             recorder.memory(&target.ledger, facts);
+        }
+    }
+
+    /// Enters a page of the kernel's live set whose record was dropped.
+    pub(super) fn enter_found(&mut self, pid: Pid, page: &LiveAllocation) {
+        let Some(target) = self.running.get_mut(&pid) else { return };
+        target.ledger.insert_found(page);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.correct(&mut target.ledger);
+        }
+    }
+
+    /// Notes pages of a target whose program has ended, of which it is not known whether a hooked heap had them.
+    pub(super) fn note_undecided(&mut self, target: &mut Target, pages: EstimatedBytes) {
+        add_undecided(target, pages, self.recorder.as_mut());
+    }
+
+    /// As [`note_undecided`](Self::note_undecided), of a target that is running still.
+    pub(super) fn note_undecided_of(&mut self, pid: Pid, pages: EstimatedBytes) {
+        if let Some(target) = self.running.get_mut(&pid) {
+            add_undecided(target, pages, self.recorder.as_mut());
         }
     }
 
@@ -466,6 +497,13 @@ impl ProcessTable {
     pub(super) fn frees_unknown(&self) -> u64 {
         let kept = self.running.values().chain(&self.ended).map(|target| target.ledger.frees_unknown());
         kept.sum::<u64>() + self.frees_unknown_folded
+    }
+}
+
+fn add_undecided(target: &mut Target, pages: EstimatedBytes, recorder: Option<&mut Recorder>) {
+    let facts = target.memory.add_undecided(pages);
+    if let Some((recorder, facts)) = recorder.zip(facts) {
+        recorder.memory(&target.ledger, facts);
     }
 }
 

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use heapbpf_base::address::TargetAddr;
 use heapbpf_base::ids::{HeapId, Pid, StackId};
 use heapbpf_base::memory::Span;
-use heapbpf_base::units::MonotonicNanos;
-use heapbpf_ledger::ingest::event::Allocation;
+use heapbpf_base::units::{Amounts, EstimatedBytes, MonotonicNanos};
+use heapbpf_ledger::ingest::event::{Allocation, Event};
 use heapbpf_ledger::ingest::record::FirstTouch;
 use heapbpf_ledger::{Ledger, LiveAllocation};
 use heapbpf_linux::memory::page_bytes;
@@ -28,7 +28,9 @@ use profiler_common::sampling::{SamplingRate, probability};
 use rustc_hash::{FxHashMap, FxHashSet};
 use tracing::debug;
 
+use super::process_table::ProcessTable;
 use super::target::Target;
+use crate::account::HookedMemory;
 
 /// Minimum time between two scans of a target.
 const PERIOD: Duration = Duration::from_millis(250);
@@ -40,6 +42,10 @@ const SHARE: f64 = 0.01;
 const SAVED_MAX: Duration = Duration::from_millis(50);
 /// Maximum size of the memory whose pages from before are looked for one by one.
 const SLOW_BYTES_MAX: u64 = 32 << 30;
+
+/// Time that faults take until their pages are resident, except where memory is very short.
+pub(super) const FAULT_MAX: Duration = Duration::from_nanos(FAULT_MAX_NS);
+const FAULT_MAX_NS: u64 = 20_000_000;
 
 /// The heap of pages.
 pub(super) const HEAP: HeapId = HeapId(PAGES_HEAP);
@@ -70,13 +76,69 @@ struct Touched {
     hooked: Vec<Span>,
     hooked_at: MonotonicNanos,
     /// Pages that are in the live set: whether they are those of a hooked heap is not known yet.
-    deferred: FxHashMap<TargetAddr, Allocation>,
+    deferred: FxHashMap<TargetAddr, Deferred>,
     due: Option<Instant>,
 }
 
 impl Touched {
     fn is_hooked(&self, address: TargetAddr) -> bool {
         Hooked(&self.hooked).has(address)
+    }
+}
+
+/// Pages about which is decided.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Decided {
+    /// Pages of hooked heaps.
+    hooked: Vec<TargetAddr>,
+    /// Pages that no hooked heap has.
+    others: Vec<Deferred>,
+    /// Pages that were given back before anybody could know.
+    gone: Vec<Deferred>,
+}
+
+/// A page of which it is not known yet whether a hooked heap has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Deferred {
+    /// The record of its fault has been read.
+    Recorded(Allocation),
+    /// It was found in the live set: its record was dropped.
+    Found(LiveAllocation),
+}
+
+impl Deferred {
+    pub(super) fn address(&self) -> TargetAddr {
+        match self {
+            Self::Recorded(page) => page.address,
+            Self::Found(page) => page.address,
+        }
+    }
+
+    pub(super) fn time(&self) -> MonotonicNanos {
+        match self {
+            Self::Recorded(page) => page.time,
+            Self::Found(page) => page.time,
+        }
+    }
+
+    /// Estimated bytes that it represents.
+    fn weight_bytes(&self) -> EstimatedBytes {
+        let (size_bytes, interval) = match self {
+            Self::Recorded(page) => (page.size_bytes, page.interval),
+            Self::Found(page) => (page.size_bytes, page.interval),
+        };
+        Amounts::of(size_bytes, interval).bytes
+    }
+
+    /// Notes that the live set has been thinned.
+    fn thin(&mut self, to: Interval) {
+        let interval = match self {
+            Self::Recorded(page) => &mut page.interval,
+            Self::Found(page) => &mut page.interval,
+        };
+        if interval.bytes() < to.bytes() {
+            *interval = to;
+        }
     }
 }
 
@@ -157,19 +219,19 @@ impl Residency {
         self.touched.get(&pid)?.before.as_deref()
     }
 
-    /// Notes the memory of hooked heaps at `time`. Their blocks are recorded, not their pages.
-    pub(super) fn set_hooked(&mut self, pid: Pid, hooked: &[Span], time: MonotonicNanos) {
+    /// Notes the memory of hooked heaps. Their blocks are recorded, not their pages.
+    fn set_hooked(&mut self, pid: Pid, hooked: &HookedMemory) {
         let touched = self.touched.entry(pid).or_default();
-        if touched.hooked_at < time {
-            touched.hooked = hooked.to_vec();
-            touched.hooked_at = time;
+        if touched.hooked_at < hooked.at {
+            touched.hooked.clone_from(&hooked.spans);
+            touched.hooked_at = hooked.at;
         }
     }
 
     /// Defers a page until it is known whether a hooked heap has it. Returns false where no heap is hooked.
     pub(super) fn defer(&mut self, page: &Allocation) -> bool {
         if !self.is_alone {
-            self.touched.entry(page.pid).or_default().deferred.insert(page.address, *page);
+            self.touched.entry(page.pid).or_default().deferred.insert(page.address, Deferred::Recorded(*page));
         }
         !self.is_alone
     }
@@ -181,13 +243,80 @@ impl Residency {
         }
     }
 
-    /// Decides about the deferred pages that are older than what is known of hooked heaps. Returns those that are in memory of
-    /// hooked heaps, and the others.
-    pub(super) fn decide(&mut self, pid: Pid) -> (Vec<Allocation>, Vec<Allocation>) {
-        let Some(touched) = self.touched.get_mut(&pid) else { return Default::default() };
-        let time = touched.hooked_at;
-        let decided: Vec<Allocation> = touched.deferred.extract_if(|_, page| page.time < time).map(|it| it.1).collect();
-        decided.into_iter().partition(|page| touched.is_hooked(page.address))
+    /// Decides about the deferred pages that are older than what is known of hooked heaps. One that was given back before cannot be
+    /// decided: what had it is not there any more.
+    fn decide(&mut self, pid: Pid, hooked: &HookedMemory) -> Decided {
+        self.set_hooked(pid, hooked);
+        let Some(touched) = self.touched.get_mut(&pid) else { return Decided::default() };
+        let spans = Hooked(&touched.hooked);
+        let mut decided = Decided::default();
+        touched.deferred.retain(|address, page| {
+            if page.time() >= hooked.at {
+                return true;
+            }
+            if spans.has(*address) {
+                decided.hooked.push(*address);
+            } else if hooked.resident.has(TargetAddr(address.0 & !PAGE_FLAG)) {
+                decided.others.push(*page);
+            } else if page.time().0.saturating_add(FAULT_MAX_NS) >= hooked.at.0 {
+                // Its fault may not have ended.
+                return true;
+            } else {
+                decided.gone.push(*page);
+            }
+            false
+        });
+        decided
+    }
+
+    /// Enters the deferred pages of a target that are known by now to be in no hooked heap. Returns the other ones about which is
+    /// decided: they must leave the live set.
+    pub(super) fn enter_decided(&mut self, pid: Pid, processes: &mut ProcessTable) -> Vec<TargetAddr> {
+        let Some(target) = processes.get(pid) else { return Vec::new() };
+        let Decided { mut hooked, mut others, gone } = self.decide(pid, target.memory.hooked());
+        // It may have been found with the other pages of a huge page.
+        others.retain(|page| !target.ledger.is_live(page.address()));
+        others.sort_unstable_by_key(Deferred::time);
+        for page in others {
+            match page {
+                Deferred::Recorded(page) => processes.enter(Event::Alloc(page)),
+                Deferred::Found(page) => processes.enter_found(pid, &page),
+            }
+        }
+        processes.note_undecided_of(pid, gone.iter().map(Deferred::weight_bytes).sum());
+        hooked.extend(gone.iter().map(Deferred::address));
+        hooked
+    }
+
+    /// Takes the pages that it is not known of whether a hooked heap has them out of what the live set has of a process, so that the
+    /// rest can correct its ledger. Deferred pages that the live set does not have any more have been given back. `is_touched` selects
+    /// addresses with a record since the live set was read, which is newer.
+    pub(super) fn reconcile(
+        &mut self,
+        pid: Pid,
+        ledger: &Ledger,
+        live: impl Iterator<Item = LiveAllocation>,
+        is_touched: impl Fn(TargetAddr) -> bool,
+    ) -> Vec<LiveAllocation> {
+        if self.is_alone {
+            return live.collect();
+        }
+        let touched = self.touched.entry(pid).or_default();
+        let (mut known, mut found) = (Vec::new(), FxHashMap::default());
+        for block in live {
+            if is_page(&block) && !is_touched(block.address) && !ledger.has(&block) {
+                found.insert(block.address, block);
+            } else {
+                known.push(block);
+            }
+        }
+        touched.deferred.retain(|address, page| {
+            is_touched(*address) || found.get(address).is_some_and(|found| found.time.0 / 1000 == page.time().0 / 1000)
+        });
+        for (address, page) in found {
+            touched.deferred.entry(address).or_insert(Deferred::Found(page)).thin(page.interval);
+        }
+        known
     }
 
     /// Pages of a ledger that are in the memory of hooked heaps.
@@ -206,10 +335,28 @@ impl Residency {
         self.touched.get(&pid).is_some_and(|touched| touched.before.is_some())
     }
 
+    /// The blocks that the live set has of a program that was replaced, without pages that its ledger does not have, and the estimated
+    /// bytes of these. The program's own deferred pages have been forgotten.
+    pub(super) fn reconcile_replaced(
+        &self,
+        ledger: &Ledger,
+        live: impl Iterator<Item = LiveAllocation>,
+    ) -> (Vec<LiveAllocation>, EstimatedBytes) {
+        let (known, unknown): (Vec<_>, Vec<_>) =
+            live.partition(|block| self.is_alone || !is_page(block) || ledger.has(block));
+        (known, unknown.iter().map(|page| Deferred::Found(*page).weight_bytes()).sum())
+    }
+
+    /// Estimated bytes of pages of which it is not known whether a hooked heap has them.
+    pub(super) fn undecided_bytes(&self, pid: Pid) -> EstimatedBytes {
+        let deferred = self.touched.get(&pid).into_iter().flat_map(|touched| touched.deferred.values());
+        deferred.map(Deferred::weight_bytes).sum()
+    }
+
     /// Forgets a program that has ended. Returns pages that must leave the live set.
     pub(super) fn forget(&mut self, pid: Pid) -> Vec<TargetAddr> {
         let deferred = self.touched.remove(&pid).map(|touched| touched.deferred);
-        deferred.into_iter().flat_map(|deferred| deferred.into_keys()).collect()
+        deferred.into_iter().flat_map(FxHashMap::into_keys).collect()
     }
 
     /// Forgets processes that are no targets, and will be none. Returns their pages that must leave the live set.
@@ -417,7 +564,11 @@ impl Scan {
 }
 
 fn pages_of(ledger: &Ledger) -> impl Iterator<Item = LiveAllocation> {
-    ledger.live().filter(|block| block.heap == HEAP && block.address.0 & PAGE_FLAG != 0)
+    ledger.live().filter(is_page)
+}
+
+fn is_page(block: &LiveAllocation) -> bool {
+    block.heap == HEAP && block.address.0 & PAGE_FLAG != 0
 }
 
 /// Whether sorted runs contain a page.
@@ -466,6 +617,7 @@ mod tests {
     use heapbpf_base::ids::{HookId, Tid};
 
     use super::*;
+    use crate::account::pages::ResidentPages;
 
     const RANGE_BYTES: u64 = 1 << RANGE_SHIFT;
     const PID: Pid = Pid(7);
@@ -589,12 +741,80 @@ mod tests {
             has_replaced: false,
         };
         assert!([page(0, 10), page(1, 10), page(2, 30)].iter().all(|page| residency.defer(page)));
-        assert_eq!(residency.decide(PID), (Vec::new(), Vec::new()));
-        let hooked = TargetAddr(run(0, 0).start)..TargetAddr(run(1, 0).start);
-        residency.set_hooked(PID, &[hooked], MonotonicNanos(20));
-        assert_eq!(residency.decide(PID), (vec![page(0, 10)], vec![page(1, 10)]));
+        assert_eq!(residency.decide(PID, &HookedMemory::default()), Decided::default());
+        let hooked = vec![page(0, 0).address];
+        let others = vec![Deferred::Recorded(page(1, 10))];
+        assert_eq!(residency.decide(PID, &known(0..1, 0..3, 20)), Decided { hooked, others, gone: Vec::new() });
+        assert_eq!(residency.undecided_bytes(PID).rounded(), page_bytes());
         assert_eq!(residency.forget(PID), [page(2, 30).address]);
         assert!(!Residency::new(true).defer(&page(0, 10)));
+    }
+
+    /// What is known of hooked heaps, in pages.
+    fn known(hooked: Range<u64>, resident: Range<u64>, time: u64) -> HookedMemory {
+        let span = |pages: Range<u64>| TargetAddr(run(pages.start, 0).start)..TargetAddr(run(pages.end, 0).start);
+        let spans = if hooked.is_empty() { Vec::new() } else { vec![span(hooked)] };
+        HookedMemory {
+            spans,
+            resident: ResidentPages::synthetic(vec![span(resident)], Vec::new()),
+            at: MonotonicNanos(time),
+        }
+    }
+
+    /// A block may have had it that was freed meanwhile.
+    #[test]
+    fn nothing_is_known_of_pages_that_were_given_back_before() {
+        let mut residency = Residency::new(false);
+        let late = 1_000_000_000;
+        let pages = [found_page(1, 10), found_page(2, late - 10)];
+        let _ = residency.reconcile(PID, &Ledger::new(PID), pages.into_iter(), |_| false);
+        let gone = vec![Deferred::Found(pages[0])];
+        assert_eq!(residency.decide(PID, &known(0..1, 0..1, late)), Decided { gone, ..Decided::default() });
+        let others = vec![Deferred::Found(pages[1])];
+        let after = known(0..1, 0..4, late + 10);
+        assert_eq!(residency.decide(PID, &after), Decided { others, ..Decided::default() }, "its fault has ended");
+    }
+
+    fn found_page(number: u64, time: u64) -> LiveAllocation {
+        let address = TargetAddr(run(number, 0).start | PAGE_FLAG);
+        let (size_bytes, stack, time) = (page_bytes(), StackId(1), MonotonicNanos(time));
+        LiveAllocation { address, size_bytes, interval: Interval::EXACT, stack, heap: HEAP, time }
+    }
+
+    /// A pass of resync finds pages whose records were dropped, of which a hooked heap may have some.
+    #[test]
+    fn pages_that_a_pass_finds_wait_as_recorded_ones_do() {
+        let mut residency = Residency::new(false);
+        let mut ledger = Ledger::new(PID);
+        ledger.enter_earlier(&found_page(0, 1000));
+        let block = LiveAllocation { heap: HeapId(1), address: TargetAddr(64), ..found_page(0, 1000) };
+        let live = [found_page(0, 1000), found_page(1, 2000), found_page(2, 6000), found_page(4, 3000), block];
+        let known = residency.reconcile(PID, &ledger, live.into_iter(), |_| false);
+        assert_eq!(known, [found_page(0, 1000), block], "one is known, one is no page");
+        let others = vec![Deferred::Found(found_page(1, 2000))];
+        let hooked = vec![found_page(4, 0).address];
+        let decided = residency.decide(PID, &self::known(4..5, 1..5, 5000));
+        assert_eq!(decided, Decided { hooked, others, gone: Vec::new() });
+        let replaced = residency.reconcile_replaced(&ledger, live.into_iter());
+        assert_eq!(replaced.0, [found_page(0, 1000), block]);
+        assert_eq!(replaced.1, [1, 2, 4].map(|_| residency.undecided_bytes(PID)).into_iter().sum());
+        // The record that its page was given back was dropped; another one has been touched since the live set was read.
+        let known = residency.reconcile(PID, &ledger, [].into_iter(), |address| address == found_page(2, 0).address);
+        assert_eq!((known, residency.undecided_bytes(PID).rounded()), (Vec::new(), page_bytes()));
+        let _ = residency.reconcile(PID, &ledger, [].into_iter(), |_| false);
+        assert_eq!(residency.undecided_bytes(PID).rounded(), 0);
+    }
+
+    #[test]
+    fn deferred_pages_are_thinned_with_the_live_set() {
+        let mut residency = Residency::new(false);
+        let thin = Interval::power_of_two(20);
+        let ledger = Ledger::new(PID);
+        let _ = residency.reconcile(PID, &ledger, [found_page(2, 6000)].into_iter(), |_| false);
+        let thinned = LiveAllocation { interval: thin, ..found_page(2, 6000) };
+        let _ = residency.reconcile(PID, &ledger, [thinned].into_iter(), |_| false);
+        let others = vec![Deferred::Found(thinned)];
+        assert_eq!(residency.decide(PID, &known(0..0, 0..4, 7000)), Decided { others, ..Decided::default() });
     }
 
     #[test]

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use heapbpf_base::address::TargetAddr;
 use heapbpf_base::ids::{HeapId, Pid, StackId};
-use heapbpf_base::units::MonotonicNanos;
+use heapbpf_base::units::{EstimatedBytes, MonotonicNanos};
 use heapbpf_ledger::ingest::event::Event;
 use heapbpf_ledger::model::Origin;
 use heapbpf_ledger::{FreedBlock, Ledger, LiveAllocation, Reconciled};
@@ -32,6 +32,7 @@ use self::notes::{Notes, QUIET, Touched};
 use super::lifecycle::Lifecycle;
 use super::overload::{Thinnings, random_seed};
 use super::process_table::ProcessTable;
+use super::residency::Residency;
 use super::target::Target;
 use crate::bpf::live_set::LiveReader;
 use crate::bpf::load::{Kernel, LoadError};
@@ -206,6 +207,7 @@ impl Resync {
         &mut self,
         processes: &mut ProcessTable,
         lifecycle: &mut Lifecycle,
+        residency: &mut Residency,
         kernel: &mut Kernel,
         started: MonotonicNanos,
     ) {
@@ -227,7 +229,7 @@ impl Resync {
             }
             let is_touched = |address| touched.contains(&(pid, address)) || reading.recent.contains(&(pid, address));
             Self::reweigh_freed(&mut target.ledger, pid, &reading, &freed);
-            all += self.reconcile(target, &reading, is_touched);
+            all += self.reconcile(target, &reading, residency, is_touched);
             missing.extend(target.ledger.stacks_missing());
         }
         if !self.thinnings.is_empty() {
@@ -280,7 +282,7 @@ impl Resync {
     }
 
     /// Corrects the ledger of a target that has exited. [Drops](Self::note_drops) must be up to date.
-    pub(super) fn correct_at_exit(&mut self, target: &mut Target, kernel: &mut Kernel) {
+    pub(super) fn correct_at_exit(&mut self, target: &mut Target, residency: &mut Residency, kernel: &mut Kernel) {
         if self.schedule.drops == 0 {
             return;
         }
@@ -295,7 +297,7 @@ impl Resync {
         if self.is_needed() && target.awaits_blocks {
             self.has_uncorrected = true;
         } else if self.is_needed() {
-            self.reconcile(target, &reading, |_| false);
+            self.reconcile(target, &reading, residency, |_| false);
         }
         let left = reading.live(target.pid).map(|block| block.address);
         let strays = reading.strays.iter().map(|&(_, address)| address);
@@ -305,18 +307,30 @@ impl Resync {
     }
 
     /// Corrects the ledger of a target whose process has executed another program at `time`. [Drops](Self::note_drops) must be up to
-    /// date. The blocks stay in the live set. Where the new program has allocated at the address of a block, the ledger is kept.
-    pub(super) fn correct_at_exec(&mut self, target: &mut Target, time: MonotonicNanos) {
+    /// date. The blocks stay in the live set. Where the new program has allocated at the address of a block, the ledger is kept. Returns
+    /// the bytes of pages of which it is not known whether a hooked heap had them.
+    pub(super) fn correct_at_exec(
+        &mut self,
+        target: &mut Target,
+        residency: &Residency,
+        time: MonotonicNanos,
+    ) -> EstimatedBytes {
         if self.schedule.drops == 0 {
-            return;
+            return EstimatedBytes::default();
         }
         // Where a pass has covered all drops and left out this process, it has noted that.
         if target.awaits_blocks || self.reader.count() > READ_AT_EXIT_MAX {
             self.has_uncorrected |= self.is_needed();
         } else if let Some(reading) = self.read_of(target, time) {
             let pid = target.pid;
-            self.reconcile(target, &reading, |address| reading.recent.contains(&(pid, address)));
+            if !self.thinnings.is_empty() {
+                Self::thin(&mut target.ledger, &reading, pid);
+            }
+            let (live, undecided) = residency.reconcile_replaced(&target.ledger, reading.live(pid));
+            target.ledger.reconcile(live, |address| reading.recent.contains(&(pid, address)));
+            return undecided;
         }
+        EstimatedBytes::default()
     }
 
     /// Reads the blocks of a target that were allocated before `until`; `None` if the live set cannot be read.
@@ -376,13 +390,15 @@ impl Resync {
         &self,
         target: &mut Target,
         reading: &Reading,
+        residency: &mut Residency,
         is_touched: impl Fn(TargetAddr) -> bool + Copy,
     ) -> Reconciled {
         let (pid, ledger) = (target.pid, &mut target.ledger);
         if !self.thinnings.is_empty() {
             Self::thin(ledger, reading, pid);
         }
-        ledger.reconcile(reading.live(pid), is_touched)
+        let live = residency.reconcile(pid, ledger, reading.live(pid), is_touched);
+        ledger.reconcile(live, is_touched)
     }
 
     /// Thins the blocks of a ledger that it shares with a process. They may have been touched meanwhile: their time distinguishes them

@@ -193,7 +193,8 @@ impl Session {
             self.scan();
         }
         self.probes.check_foreign(false);
-        let scene = MemoryScene { plan: &self.probes.discovery.plan, residency: &self.residency };
+        let has_all_blocks = self.has_all_blocks();
+        let scene = MemoryScene { plan: &self.probes.discovery.plan, residency: &self.residency, has_all_blocks };
         self.memory.poll(&mut self.processes, scene, clock::now().monotonic);
         Ok(())
     }
@@ -411,6 +412,11 @@ impl Session {
         Some(ring_dropped)
     }
 
+    /// Whether ledgers have the blocks of all records until now, also of those that were dropped.
+    pub(super) fn has_all_blocks(&mut self) -> bool {
+        self.note_drops().is_some() && !self.resync.is_needed() && !self.resync.is_running()
+    }
+
     pub fn take_raw_stacks(&mut self) -> Vec<RawSample> {
         self.intake.take_raw_stacks()
     }
@@ -432,10 +438,12 @@ impl Session {
         self.poll_generated();
         let ended = (now, self.counters()?);
         self.resync_at_end();
-        let scene = MemoryScene { plan: &self.probes.discovery.plan, residency: &self.residency };
+        let has_all_blocks = self.has_all_blocks();
+        let scene = MemoryScene { plan: &self.probes.discovery.plan, residency: &self.residency, has_all_blocks };
         self.memory.sample_all(&mut self.processes, scene, now.monotonic);
         // What hooked heaps have is known now.
         self.remove_hooked_pages();
+        self.note_undecided_pages();
         self.probes.check_foreign(true);
         self.close_replaced();
         self.verify_probes();

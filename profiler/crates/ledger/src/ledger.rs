@@ -390,6 +390,11 @@ impl Ledger {
         }
     }
 
+    /// Whether the ledger has a block of the kernel's live set, as [`reconcile`](Self::reconcile) compares them.
+    pub fn has(&self, block: &LiveAllocation) -> bool {
+        self.live.get(block.address).is_some_and(|known| self.is_same(known, block))
+    }
+
     /// Whether two blocks are the same: see [`reconcile`](Self::reconcile).
     pub(super) fn is_same(&self, known: LiveBlock, block: &LiveAllocation) -> bool {
         let callsite = &self.callsites[known.callsite as usize];

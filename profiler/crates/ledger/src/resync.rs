@@ -74,7 +74,8 @@ impl Ledger {
         reconciled
     }
 
-    pub(super) fn insert_found(&mut self, block: &LiveAllocation) {
+    /// Enters a block of the kernel's live set whose record was dropped. It counts as allocated.
+    pub fn insert_found(&mut self, block: &LiveAllocation) {
         self.record(Correction::Inserted(*block));
         // An address that is twice in the set would be a defect of the kernel side; keep the ledger consistent.
         self.remove(block.address);

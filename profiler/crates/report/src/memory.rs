@@ -78,6 +78,15 @@ pub(super) fn resident(target: &TargetProfile) -> Option<String> {
     Some(format!("resident memory: {}{change}: {parts}", text::size(last.rss_bytes())))
 }
 
+/// One line on pages that are in no heap; `None` where there are none.
+pub(super) fn undecided(targets: &[TargetProfile]) -> Option<String> {
+    let bytes = targets.iter().map(|target| target.memory.undecided_bytes()).fold(0, u64::saturating_add);
+    let size = text::size(bytes);
+    (bytes > 0).then(|| {
+        format!("pages: {size} were given back, or the program ended, before it was known whether a heap had them: not counted")
+    })
+}
+
 const FROM_BEFORE: &str = "from before";
 
 fn class_advice(class: MemoryClass) -> Option<(&'static str, &'static [&'static str])> {

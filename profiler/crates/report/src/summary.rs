@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::slice;
 
 use heapbpf_base::ids::Pid;
 use heapbpf_base::units::{Amounts, EstimatedBytes, EstimatedCount};
@@ -141,6 +142,9 @@ impl Page {
         if let Some(line) = memory::resident(target) {
             self.wrapped(PLAIN, "  ", &line);
         }
+        if let Some(line) = memory::undecided(slice::from_ref(target)) {
+            self.wrapped(PLAIN, "  ", &line);
+        }
     }
 
     fn totals_of_several(&mut self, profile: &Profile, view: View) {
@@ -168,6 +172,9 @@ impl Page {
         rows.push(row("all together".to_owned(), &describe::totals(profile), None, profile.is_exact()));
         let numbers = ["allocated", "freed", "live", "peak"].map(Column::Right);
         self.table(&[numbers.as_slice(), &[Column::Left("process")]].concat(), rows);
+        if let Some(line) = memory::undecided(&profile.targets) {
+            self.wrapped(PLAIN, "  ", &line);
+        }
     }
 }
 

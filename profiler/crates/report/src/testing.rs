@@ -323,6 +323,7 @@ fn memory() -> MemoryAccount {
             gaps: vec!["heap v8<&> cannot be walked".to_owned()],
             error: None,
         }),
+        undecided_bytes: Some(1_234_567),
     });
     account
 }

@@ -197,7 +197,8 @@ impl Session {
         self.catch_up();
         let now = clock::now().monotonic;
         self.processes.note(now, None);
-        let scene = MemoryScene { plan: &self.probes.discovery.plan, residency: &self.residency };
+        let has_all_blocks = self.has_all_blocks();
+        let scene = MemoryScene { plan: &self.probes.discovery.plan, residency: &self.residency, has_all_blocks };
         self.memory.poll(&mut self.processes, scene, now);
         self.poll_pages();
         let mut pids = self.lifecycle.due_for_hooks(true);
@@ -594,17 +595,17 @@ impl Session {
         self.complete_inventory_of(pid);
         self.complete_pass_for(pid);
         self.probes.continue_stacks(pid, true, &mut self.processes);
-        let Some(mut target) = self.processes.remove(pid) else { return };
-        let deferred = self.residency.forget(pid);
-        if let Err(error) = self.probes.kernel.forget_blocks(pid, deferred) {
-            debug!("process {pid}: {error}");
+        if self.probes.kernel.records_pages() {
+            self.remove_hooked(pid);
         }
+        let Some(mut target) = self.processes.remove(pid) else { return };
         target.poll_generated(&mut self.probes.discovery.modules);
         let was_missed = target.was_missed(self.config.counts_programs);
         let unprofilable = target.starting().and_then(|starting| starting.unprofilable.take());
         let code = target.process.as_ref().and_then(Process::exit_now).and_then(|exit| exit.code);
         target.set_end(End::Exited { code });
         self.correct_drops_of(&mut target);
+        self.forget_pages_of(&mut target);
         self.discard_at(&mut target, ended);
         match unprofilable {
             _ if target.was_recorded() => self.processes.keep(target, &self.probes.discovery.plan),
@@ -650,7 +651,8 @@ impl Session {
 
     pub(super) fn finish_pass(&mut self) {
         let started = self.windows.started.monotonic;
-        self.resync.finish(&mut self.processes, &mut self.lifecycle, &mut self.probes.kernel, started);
+        let Self { resync, processes, lifecycle, residency, .. } = self;
+        resync.finish(processes, lifecycle, residency, &mut self.probes.kernel, started);
     }
 
     pub(super) fn complete_pass(&mut self) {
@@ -701,13 +703,14 @@ impl Session {
 
     pub(super) fn correct_drops_of(&mut self, target: &mut Target) {
         self.note_drops();
-        self.resync.correct_at_exit(target, &mut self.probes.kernel);
+        self.resync.correct_at_exit(target, &mut self.residency, &mut self.probes.kernel);
     }
 
     /// Corrects the ledger of a program whose process has executed another one at `time`.
     fn correct_replaced(&mut self, target: &mut Target, time: MonotonicNanos) {
         self.note_drops();
-        self.resync.correct_at_exec(target, time);
+        let undecided = self.resync.correct_at_exec(target, &self.residency, time);
+        self.processes.note_undecided(target, undecided);
     }
 
     pub(super) fn resync_at_end(&mut self) {

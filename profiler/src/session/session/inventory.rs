@@ -81,7 +81,8 @@ impl Session {
         };
         target.awaits_inventory = true;
         let (opened, now) = (target.opened, clock::now().monotonic);
-        let scene = MemoryScene { plan: &self.probes.discovery.plan, residency: &self.residency };
+        let has_all_blocks = self.has_all_blocks();
+        let scene = MemoryScene { plan: &self.probes.discovery.plan, residency: &self.residency, has_all_blocks };
         self.memory.begin(&mut self.processes, pid, scene, now);
         self.inventories.pending = Some(Pending::new(pid, opened, now));
         if !heaps.iter().any(|(name, _)| walk::is_walkable(name)) {
@@ -281,7 +282,8 @@ impl Session {
             None => info!("process {pid}: {} blocks are older than the recording", inventory.blocks),
         }
         self.processes.set_inventory(pid, inventory);
-        let scene = MemoryScene { plan: &self.probes.discovery.plan, residency: &self.residency };
+        let has_all_blocks = self.has_all_blocks();
+        let scene = MemoryScene { plan: &self.probes.discovery.plan, residency: &self.residency, has_all_blocks };
         self.memory.poll(&mut self.processes, scene, clock::now().monotonic);
     }
 

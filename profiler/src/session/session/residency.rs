@@ -13,10 +13,9 @@ use profiler_common::record::FreeRecord;
 use tracing::debug;
 
 use super::Session;
-use crate::session::residency::{HEAP, Scan};
+use crate::session::residency::{FAULT_MAX, HEAP, Scan};
+use crate::session::target::Target;
 
-/// Time that faults take until their pages are resident, except where memory is very short.
-const FAULT_MAX: Duration = Duration::from_millis(20);
 /// Time for the last comparisons of all targets together.
 const LAST_MAX: Duration = Duration::from_secs(1);
 
@@ -78,6 +77,22 @@ impl Session {
         }
     }
 
+    /// Forgets the pages of a program that has ended. Of those that are deferred still, it is never known whether a hooked heap had them.
+    pub(super) fn forget_pages_of(&mut self, target: &mut Target) {
+        let pid = target.pid;
+        self.processes.note_undecided(target, self.residency.undecided_bytes(pid));
+        if let Err(error) = self.probes.kernel.forget_blocks(pid, self.residency.forget(pid)) {
+            debug!("process {pid}: {error}");
+        }
+    }
+
+    /// Notes the pages of which it is not known at the end of a recording whether a hooked heap has them.
+    pub(super) fn note_undecided_pages(&mut self) {
+        for pid in self.recorded_pids() {
+            self.processes.note_undecided_of(pid, self.residency.undecided_bytes(pid));
+        }
+    }
+
     /// A pass of resync would take what is entered meanwhile for a dropped record.
     fn can_compare_pages(&self) -> bool {
         self.probes.kernel.records_pages() && !self.resync.is_running()
@@ -134,15 +149,8 @@ impl Session {
     }
 
     /// Removes pages in the memory of hooked heaps, as if they had never been sampled.
-    fn remove_hooked(&mut self, pid: Pid) {
-        let Some(target) = self.processes.get(pid) else { return };
-        self.residency.set_hooked(pid, target.memory.hooked(), target.memory.sampled());
-        let (own, mut others) = self.residency.decide(pid);
-        // A pass of resync may have found it in the live set.
-        others.retain(|page| !target.ledger.is_live(page.address));
-        others.sort_unstable_by_key(|page| page.time);
-        others.into_iter().for_each(|page| self.processes.enter(Event::Alloc(page)));
-        let mut addresses: Vec<TargetAddr> = own.into_iter().map(|page| page.address).collect();
+    pub(super) fn remove_hooked(&mut self, pid: Pid) {
+        let mut addresses = self.residency.enter_decided(pid, &mut self.processes);
         if let Some(target) = self.processes.get_mut(pid) {
             let hooked = self.residency.hooked_pages(pid, &target.ledger);
             hooked.iter().for_each(|block| target.ledger.thin(block, None));

@@ -81,7 +81,8 @@ impl Session {
 
     fn end_window(&mut self, reason: WindowReason, now: clock::Instant) -> Window {
         let window = self.windows.end(reason, now, &self.status());
-        let scene = MemoryScene { plan: &self.probes.discovery.plan, residency: &self.residency };
+        let has_all_blocks = self.has_all_blocks();
+        let scene = MemoryScene { plan: &self.probes.discovery.plan, residency: &self.residency, has_all_blocks };
         self.memory.sample_all(&mut self.processes, scene, now.monotonic);
         self.remove_hooked_pages();
         self.processes.note(now.monotonic, Some(SampleTrigger::Dump(self.windows.ended)));

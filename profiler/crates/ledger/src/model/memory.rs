@@ -20,6 +20,8 @@ pub struct MemoryAccount {
     /// `None` where none was requested. Follows the other state in a fold.
     #[serde(skip)]
     inventory: Option<Inventory>,
+    #[serde(skip)]
+    undecided_bytes: u64,
 }
 
 /// The blocks from before the recording, found by walking the heap.
@@ -123,6 +125,9 @@ pub struct MemoryFacts {
     pub mappings: Vec<MemoryMapping>,
     #[serde(default)]
     pub inventory: Option<Inventory>,
+    /// Replaces the known number; `None` if it has not changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub undecided_bytes: Option<u64>,
 }
 
 /// Change of the resident memory between two points.
@@ -222,12 +227,19 @@ impl MemoryAccount {
         self.inventory.as_ref()
     }
 
+    /// Estimated bytes of pages that were given back, or whose program ended, before it was known whether a hooked heap had them: the heap
+    /// `pages` is without them.
+    pub fn undecided_bytes(&self) -> u64 {
+        self.undecided_bytes
+    }
+
     /// Limits what it takes from a file.
     pub fn extend(&mut self, facts: MemoryFacts) {
         if let Some(mut inventory) = facts.inventory {
             inventory.gaps.truncate(Self::GAPS_MAX);
             self.inventory = Some(inventory);
         }
+        self.undecided_bytes = facts.undecided_bytes.unwrap_or(self.undecided_bytes);
         for runtime in facts.runtimes {
             if !self.runtimes.contains(&runtime) {
                 self.runtimes.push(runtime);

@@ -24,6 +24,10 @@ pub(super) struct Memory<'a> {
     /// The mappings with most memory at one of the last samples, by address.
     #[serde(default)]
     pub(super) mappings: Vec<MemoryMapping<'a>>,
+    /// Estimated bytes of pages that were given back, or whose program ended, before it was known whether a hooked heap had them; the heap
+    /// `pages` is without them.
+    #[serde(default)]
+    pub(super) undecided_bytes: u64,
 }
 
 /// Memory of a mapping.
@@ -91,6 +95,7 @@ pub(super) fn describe<'a>(profile: &Profile, account: &'a model::MemoryAccount)
         points: account.points().iter().map(point).collect(),
         growth: account.growth().map(growth),
         mappings: account.mappings().iter().map(mapping).collect(),
+        undecided_bytes: account.undecided_bytes(),
     })
 }
 
@@ -126,6 +131,7 @@ pub(super) fn read(memory: Option<Memory<'_>>, inventory: Option<Inventory>) -> 
         swap_bytes: point.swap_bytes,
         parts: point.parts.into_owned(),
     };
+    let undecided_bytes = memory.as_ref().map(|memory| memory.undecided_bytes);
     let (points, runtimes, mappings) = memory
         .map(|memory| {
             let mappings: Vec<_> = memory.mappings.iter().map(read_mapping).collect();
@@ -138,6 +144,7 @@ pub(super) fn read(memory: Option<Memory<'_>>, inventory: Option<Inventory>) -> 
         runtimes,
         mappings,
         inventory,
+        undecided_bytes,
     });
     account
 }

@@ -75,7 +75,7 @@ const OBJECTS: &[(&str, &str)] = &[
     ),
     ("/modules/0", "build_id path"),
     ("/targets/0/mappings/0", "bias end module offset start"),
-    ("/targets/0/memory", "growth mappings points runtimes"),
+    ("/targets/0/memory", "growth mappings points runtimes undecided_bytes"),
     (
         "/targets/0/memory/mappings/0",
         "access name private_clean_bytes private_dirty_bytes pss_bytes shared_clean_bytes shared_dirty_bytes size_bytes start swap_bytes",
