@@ -18,6 +18,7 @@ mod debuginfod;
 mod doctor;
 #[doc(hidden)]
 pub mod fuzzing;
+mod go_heap;
 mod guardrail;
 mod http;
 mod interpreter;

@@ -89,6 +89,9 @@ pub struct Skipped {
 #[derive(Debug, Deserialize)]
 pub struct Heap {
     pub name: String,
+    /// Mean bytes between two samples.
+    #[serde(default)]
+    pub interval_bytes: u64,
     pub hooks: Vec<Hook>,
     #[serde(flatten)]
     pub totals: Totals,

@@ -20,6 +20,7 @@ mod exhausted;
 mod faults;
 mod first_thread;
 mod forks;
+mod go_heap;
 mod groups;
 mod guardrails;
 mod hooks;

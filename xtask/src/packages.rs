@@ -107,6 +107,7 @@ pub(crate) const BENCH_AGENT: &str = "gcc libc6-dev redis-server redis-tools pyt
 pub(crate) const BENCH_PUSH: &str = "redis-server redis-tools nginx-light wrk postgresql";
 pub(crate) const BENCH_FRAMEWORKS: &str =
     "gcc libc6-dev python3 python3-torch default-jdk-headless ruby puma ruby-sinatra php-fpm nginx-light";
+pub(crate) const BENCH_GO: &str = "golang-go python3 python3-pip";
 pub(crate) const BENCH_PAGES: &str = "gcc libc6-dev default-jdk-headless golang-go nodejs php-cli python3 ruby";
 pub(crate) const BENCH_C: &str = "gcc libc6-dev";
 pub(crate) const VM_X86_64: &str = "qemu-system-x86 busybox-static cpio gcc libc6-dev libjemalloc2 libtcmalloc-minimal4 \

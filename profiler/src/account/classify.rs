@@ -12,7 +12,7 @@
 //! 8. resident pages that were touched since the recording began, where they are recorded;
 //! 9. the name of the mapping.
 //!
-//! Runtimes with resident pages of their own belong between the fifth and the sixth. The rest is unexplained.
+//! The memory of Go's heap, where that is recorded, is between the fifth and the sixth. The rest is unexplained.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -89,6 +89,9 @@ pub(crate) fn classify(
             memory.rss_bytes
         };
         *sums.parts.entry(class(&memory.region, evidence)).or_default() += rest;
+    }
+    if let Some(go) = &evidence.go {
+        sums.heaps.entry(go.heap).or_default().sampled_bytes += go.live_bytes;
     }
     for (heap, sum) in sums.heaps {
         let name = evidence.name(heap).cloned();
@@ -171,6 +174,10 @@ impl<'a> MappingDivision<'a> {
             let taken = self.take_hooked(mappings.clone(), sums);
             let of_heap = heaps.entry(*heap).or_default();
             *of_heap = (of_heap.0 + taken, of_heap.1 + taken);
+        }
+        if let Some(go) = &evidence.go {
+            let taken = self.take_hooked(self.overlapping(&go.spans), sums);
+            heaps.entry(go.heap).or_default().0 += taken;
         }
         for (heap, bytes) in unknown {
             let bytes = round(bytes).min(self.rest);

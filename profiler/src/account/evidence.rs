@@ -52,6 +52,16 @@ impl BlockPlace {
     }
 }
 
+/// The memory of Go's heap, if that is recorded.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct GoMemory {
+    pub(crate) heap: HeapId,
+    /// By rising address.
+    pub(crate) spans: Vec<Span>,
+    /// Estimated bytes of live blocks.
+    pub(crate) live_bytes: f64,
+}
+
 /// Evidence about a process besides its mappings and blocks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Evidence {
@@ -68,6 +78,7 @@ pub(crate) struct Evidence {
     pub(crate) variables: Vec<Span>,
     /// Pages that have been resident since before the recording began; `None` if pages are not recorded.
     pub(crate) before: Option<Vec<Span>>,
+    pub(crate) go: Option<GoMemory>,
     /// Heaps that have small blocks, by the address of a block, one for each mapping. Includes earlier samples.
     pub(crate) known: BTreeMap<TargetAddr, HeapId>,
 }

@@ -11,7 +11,9 @@ use heapbpf_base::ids::{HeapId, Pid};
 use heapbpf_base::memory::Span;
 use heapbpf_base::shown;
 use heapbpf_base::units::{EstimatedBytes, MonotonicNanos};
-use heapbpf_ledger::model::{Inventory, MemoryAccount, MemoryFacts, MemoryMapping, MemoryPart, MemoryPoint};
+use heapbpf_ledger::model::{
+    HeapProfile, Inventory, MemoryAccount, MemoryFacts, MemoryMapping, MemoryPart, MemoryPoint,
+};
 use heapbpf_ledger::{Ledger, LiveAllocation};
 use heapbpf_linux::proc::maps::{Region, RegionKind};
 use heapbpf_linux::proc::smaps::{MappedMemory, smaps};
@@ -21,9 +23,9 @@ use tracing::debug;
 
 use super::classify::{Division, classify, is_of_heapbpf};
 use super::contents::Contents;
-use super::evidence::{BlockPlace, Evidence};
+use super::evidence::{BlockPlace, Evidence, GoMemory};
 use super::pages::{ResidentPages, RunningMemory};
-use super::runtime::runtimes;
+use super::runtime::{go_heap, runtimes};
 use super::stacks::Stacks;
 use super::variables::Variables;
 use crate::walk::Scene;
@@ -230,6 +232,7 @@ impl MemoryMonitor {
             self.evidence.heaps = of.heaps.iter().map(|name| Arc::from(name.as_str())).collect();
         }
         self.evidence.own = of.own.to_vec();
+        self.evidence.go = go_memory(of, mapped);
         let spans = |runs: &[Range<u64>]| runs.iter().map(|run| TargetAddr(run.start)..TargetAddr(run.end)).collect();
         self.evidence.before = of.before.map(spans);
         let memory = RunningMemory::new(of.pid, pages);
@@ -248,6 +251,16 @@ impl MemoryMonitor {
             }
         }
     }
+}
+
+/// The memory of Go's heap, if the ledger has that heap.
+fn go_memory(of: Sampled<'_>, mapped: &[MappedMemory]) -> Option<GoMemory> {
+    let is_go = |heap: &HeapId| of.heaps.get(usize::from(heap.0)).is_some_and(|name| name == HeapProfile::GO);
+    let heap = of.own.iter().copied().find(is_go)?;
+    let heaps = of.ledger.heaps();
+    let live = heaps.iter().find(|(id, _)| *id == heap).map_or(0.0, |(_, totals)| totals.live_bytes().to_f64());
+    let spans = go_heap(mapped.iter().map(|memory| &memory.region));
+    Some(GoMemory { heap, spans, live_bytes: live })
 }
 
 /// Blocks of a heap, one of each part of the address space.

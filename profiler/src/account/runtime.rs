@@ -1,9 +1,11 @@
 //! Language runtimes with allocators of their own, recognised by the mappings of a process.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use heapbpf_base::language::Language;
 use heapbpf_base::language::facts::HeapMark;
+use heapbpf_base::memory::Span;
 use heapbpf_linux::proc::maps::{Region, RegionKind};
 use strum::IntoEnumIterator;
 
@@ -19,6 +21,30 @@ pub(crate) fn runtimes<'a>(regions: impl Iterator<Item = &'a Region> + Clone) ->
         language.facts().heap_mark.as_ref().is_some_and(|mark| regions.clone().any(|region| is_heap(region, mark)))
     }));
     found
+}
+
+/// Name of the mappings of Go's heap, since Go 1.25 (`runtime/set_vma_name_linux.go`); others begin with `Go: `, too.
+const GO_HEAP: &str = "Go: heap";
+
+/// Memory of Go's heap and of its bookkeeping, by rising address: all that has no name, where the program has no other code than its own,
+/// as those have that do not use C. Else mappings with its name, since Go 1.25, and what follows its first address.
+pub(crate) fn go_heap<'a>(regions: impl Iterator<Item = &'a Region> + Clone) -> Vec<Span> {
+    let Some(mark) = &Language::Go.facts().heap_mark else { return Vec::new() };
+    let files: BTreeSet<&str> = regions.clone().filter(|region| region.executable).filter_map(file_name).collect();
+    let is_alone = files.len() <= 1;
+    let mut spans: Vec<Span> = Vec::new();
+    for region in regions.filter(|region| region.is_anonymous() && region.writable && !region.shared) {
+        let follows = spans.last().is_some_and(|last| last.start.0 >= mark.address && last.end == region.start);
+        let is_named = matches!(&region.kind, RegionKind::Anonymous { name: Some(name) } if name.starts_with(GO_HEAP));
+        if is_alone && matches!(region.kind, RegionKind::Anonymous { .. })
+            || region.start.0 == mark.address
+            || is_named
+            || follows
+        {
+            spans.push(region.start..region.end);
+        }
+    }
+    spans
 }
 
 fn file_name(region: &Region) -> Option<&str> {
@@ -41,6 +67,8 @@ fn is_heap(region: &Region, mark: &HeapMark) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use heapbpf_base::address::TargetAddr;
+
     use super::*;
 
     fn code(path: &str) -> Region {
@@ -83,5 +111,29 @@ mod tests {
         assert_eq!(runtimes([heap(0xc0_0000_0000, None)].iter()), [Language::Go]);
         assert_eq!(runtimes([heap(0x7000, Some("Go: heap"))].iter()), [Language::Go]);
         assert_eq!(runtimes([heap(0xc0_0000_1000, None)].iter()), []);
+    }
+
+    #[test]
+    fn the_heap_of_go_is_what_follows_its_first_address_or_has_its_name() {
+        let region = |start, name: Option<&str>, writable| {
+            let kind = RegionKind::Anonymous { name: name.map(str::to_owned) };
+            Region { writable, ..Region::synthetic(start, 0x1000, kind) }
+        };
+        let first = 0xc0_0000_0000;
+        let mut regions = vec![
+            code("/srv/server"),
+            code("/lib/libc.so.6"),
+            region(0x1000, None, true),
+            region(first, None, true),
+            region(first + 0x1000, None, true),
+            region(first + 0x2000, None, false),
+            region(first + 0x3000, None, true),
+            region(0xc1_0000_0000, Some("Go: heap"), true),
+            region(0xc2_0000_0000, Some("Go: immortal metadata"), true),
+        ];
+        let span = |start| TargetAddr(start)..TargetAddr(start + 0x1000);
+        assert_eq!(go_heap(regions.iter()), [span(first), span(first + 0x1000), span(0xc1_0000_0000)]);
+        regions.remove(1);
+        assert_eq!(go_heap(regions.iter()).len(), 6, "all that can be written");
     }
 }

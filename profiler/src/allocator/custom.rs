@@ -11,7 +11,7 @@ use profiler_common::arch::ARGUMENTS;
 use profiler_common::hook::CallShape;
 
 use super::no_return;
-use super::selection::{ALL, MMAP, PAGES, interval_bytes};
+use super::selection::{ALL, GO, MMAP, PAGES, interval_bytes};
 use super::spec::HookSpec;
 use crate::process::pattern::ModulePattern;
 
@@ -148,7 +148,7 @@ pub(crate) fn check_heap_name(name: &str) -> Result<(), String> {
             "`{name}` is not a valid heap name; use letters, digits, `_`, `-`, `.` and `+`, at most {HEAP_NAME_BYTES_MAX}"
         ));
     }
-    if matches!(name, MMAP | PAGES | ALL) {
+    if matches!(name, MMAP | PAGES | GO | ALL) {
         return Err(format!("`{name}` is reserved; choose another heap name"));
     }
     Ok(())

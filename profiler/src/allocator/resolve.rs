@@ -107,7 +107,7 @@ pub(crate) struct ResolvedHook {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub(crate) enum NoAllocator {
     #[error(
-        "`{program}` is a Go program, which allocates from the Go runtime's own heap; supported are programs that call the malloc of {supported} (Go's own profiles: `go tool pprof`)",
+        "`{program}` is a Go program, which allocates from the Go runtime's own heap; record that with `--heap go` or `--heap pages`, or programs that call the malloc of {supported}",
         program = Shown::of(.0), supported = supported()
     )]
     Go(String),

@@ -12,6 +12,8 @@ use thiserror::Error;
 pub(crate) const MMAP: &str = "mmap";
 /// Name of the heap of resident pages. Beside other heaps, it has those that have none of their memory.
 pub(crate) const PAGES: &str = HeapProfile::PAGES;
+/// Name of the heap of Go programs, as their runtime samples it. It is recorded on request only: by default, its memory is in the pages.
+pub(crate) const GO: &str = HeapProfile::GO;
 pub(crate) const ALL: &str = "all";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,7 +30,7 @@ impl HeapSelection {
     pub fn wants(&self, heap: &str) -> bool {
         let named = |name: &str| self.only.iter().any(|only| only == name);
         let default = match heap {
-            MMAP => false,
+            MMAP | GO => false,
             PAGES => self.has_pages && self.only.is_empty(),
             _ => self.only.is_empty() || named(ALL),
         };
@@ -43,6 +45,20 @@ impl HeapSelection {
     /// Whether no function is hooked: only resident pages are recorded.
     pub(crate) fn is_pages_alone(&self) -> bool {
         self.requires_pages() && self.only.iter().all(|only| only == PAGES)
+    }
+
+    /// Whether no function is hooked: only what the runtime of Go has sampled is recorded.
+    pub(crate) fn is_go_alone(&self) -> bool {
+        self.wants(GO) && self.only.iter().all(|only| only == GO)
+    }
+
+    /// Fails if heaps or intervals were named that exclude each other.
+    pub fn check(&self) -> Result<(), SelectionError> {
+        match self.interval_bytes(GO) {
+            Some(_) => Err(SelectionError::GoInterval),
+            None if self.wants(GO) && self.wants(PAGES) => Err(SelectionError::GoAndPages),
+            None => Ok(()),
+        }
     }
 
     /// The heap's own interval in bytes, if it has one. The last interval given counts.
@@ -63,6 +79,15 @@ impl fmt::Display for HeapSelection {
             excluded => write!(f, " but `{}`", excluded.join("`, `")),
         }
     }
+}
+
+/// Why a selection is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum SelectionError {
+    #[error("`--heap-interval go=…`: the program's own runtime samples heap `go`, at its `runtime.MemProfileRate`")]
+    GoInterval,
+    #[error("`--heap go` and `--heap pages`: the pages of Go's heap would count twice; name one of the two")]
+    GoAndPages,
 }
 
 /// A heap's own interval, written `NAME=BYTES`.
@@ -121,6 +146,9 @@ mod tests {
         check(&["all"], &[], PAGES, false);
         check(&["pages"], &[], PAGES, true);
         check(&["pages"], &[], "libc", false);
+        check(&[], &[], GO, false);
+        check(&["all"], &[], GO, false);
+        check(&["go"], &[], GO, true);
         check(&[], &["libc"], "libc", false);
         check(&["libc"], &["libc"], "libc", false);
     }
@@ -134,6 +162,16 @@ mod tests {
         assert!(!with_pages(&["libc"], &[]).wants(PAGES));
         assert!(with_pages(&[PAGES], &[]).is_pages_alone() && !with_pages(&[], &[]).is_pages_alone());
         assert!(!with_pages(&["all", PAGES], &[]).is_pages_alone());
+    }
+
+    #[test]
+    fn the_heap_of_go_has_its_own_interval_and_no_pages() {
+        assert!(selection(&["go"], &[]).is_go_alone() && !selection(&["go", "all"], &[]).is_go_alone());
+        assert_eq!(selection(&["go", "all"], &[]).check(), Ok(()));
+        assert_eq!(selection(&["go", PAGES], &[]).check(), Err(SelectionError::GoAndPages));
+        let intervals = vec![HeapInterval { heap: GO.to_owned(), bytes: 4096 }];
+        let selection = HeapSelection { intervals, ..HeapSelection::default() };
+        assert_eq!(selection.check(), Err(SelectionError::GoInterval));
     }
 
     #[test]

@@ -360,7 +360,8 @@ fn heap_help() -> String {
         "Profile the heap NAME only: {}, or another that reports name. May be given several times. The default, `all`, is \
          every heap except `mmap` (mmap, munmap, mremap and sbrk), which must be named explicitly, and the resident pages that \
          no heap has. `pages` alone records all resident pages by the stack that touched them first, and probes no function: who \
-         makes memory grow, in any language",
+         makes memory grow, in any language. `go` reads the heap profile that the runtime of Go keeps since the program began: live \
+         objects by the stack that allocated them, without a probe",
         listed(ALLOCATORS.iter().rev().map(|allocator| allocator.heap))
     )
 }

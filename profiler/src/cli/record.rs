@@ -76,6 +76,14 @@ fn config(args: &RecordArgs) -> Result<SessionConfig> {
         functions.load(file).map_err(|error| usage(error.to_string()))?;
     }
     let mut seen = HashSet::new();
+    let heaps = HeapSelection {
+        only: args.heap.clone(),
+        excluded: args.exclude_heap.clone(),
+        intervals: args.heap_interval.clone(),
+        // An exact recording is one of blocks.
+        has_pages: cfg!(target_arch = "x86_64") && u64::from(args.common.interval.bytes()) >= page_bytes(),
+    };
+    heaps.check().map_err(|error| usage(error.to_string()))?;
     Ok(SessionConfig {
         selection: Selection {
             pids: args.pid.iter().copied().filter(|pid| seen.insert(*pid)).collect(),
@@ -88,13 +96,7 @@ fn config(args: &RecordArgs) -> Result<SessionConfig> {
         },
         follow_forks: !args.no_follow_fork,
         functions,
-        heaps: HeapSelection {
-            only: args.heap.clone(),
-            excluded: args.exclude_heap.clone(),
-            intervals: args.heap_interval.clone(),
-            // An exact recording is one of blocks.
-            has_pages: cfg!(target_arch = "x86_64") && u64::from(args.common.interval.bytes()) >= page_bytes(),
-        },
+        heaps,
         hold: args.hold,
         interval: args.common.interval,
         duration: args.duration,

@@ -1,7 +1,7 @@
 //! The functions of a Go program, from the table that its runtime unwinds by. Stripped programs have it too.
 //!
 //! Go's `runtime/symtab.go` (`pcHeader`, `functab`) and `runtime/runtime2.go` (`_func`), 1.16 to 1.27. The linker of C programs
-//! puts it into a section of its own, or into `.data.rel.ro` for position-independent executables.
+//! puts it into `.data.rel.ro` for position-independent executables, Go's own into a section.
 
 use std::ops::Range;
 
@@ -25,6 +25,10 @@ const MAGIC_1_20: u32 = 0xffff_fff1;
 const TEXT_START: u64 = 24;
 const MODULE_TEXT: u64 = 176;
 const MODULE_BYTES_MAX: u64 = 4096;
+/// Sections of the table: Go's own linker has the second one in position-independent executables.
+const SECTIONS: [&str; 2] = [".gopclntab", ".data.rel.ro.gopclntab"];
+/// Sections of relocations: the second one is that of Go's own linker.
+const RELOCATIONS: [&str; 2] = [".rela.dyn", ".rela"];
 const RELOCATION_BYTES: usize = 24;
 const RELOCATIONS_BYTES_MAX: u64 = 64 << 20;
 /// Versions of symbols of one name, which the table does not have.
@@ -79,7 +83,7 @@ fn table(image: &Image, elf: &Elf) -> Option<(Vec<u8>, u64)> {
         let is_stored = section.kind != abi::SHT_NOBITS && section.flags & u64::from(abi::SHF_COMPRESSED) == 0;
         is_stored.then(|| image.read(section.offset, section.size_bytes, SECTION_BYTES_MAX).ok())?
     };
-    if let Some(section) = elf.section(".gopclntab") {
+    if let Some(section) = SECTIONS.iter().find_map(|name| elf.section(name)) {
         return Some((read(section)?, section.address.0));
     }
     let section = elf.section(".data.rel.ro")?;
@@ -99,7 +103,7 @@ fn version(header: &[u8]) -> Option<u32> {
 
 /// What the dynamic loader writes to an address: the addend of its relocation.
 fn relocated(image: &Image, elf: &Elf, address: u64) -> Option<u64> {
-    let section = elf.section(".rela.dyn")?;
+    let section = RELOCATIONS.iter().find_map(|name| elf.section(name))?;
     let bytes = image.read(section.offset, section.size_bytes, RELOCATIONS_BYTES_MAX).ok()?;
     let relocations = bytes.as_chunks::<RELOCATION_BYTES>().0;
     let found = relocations.iter().find(|relocation| word(&relocation[..], 0) == Some(address))?;

@@ -11,7 +11,7 @@ use thiserror::Error;
 use super::code::PlaceError;
 use super::place::Placement;
 use crate::allocator::resolve::ResolvedHook;
-use crate::allocator::selection::PAGES;
+use crate::allocator::selection::{GO, PAGES};
 
 /// All hooks and heaps of a session. Targets that share a module share its hooks.
 #[derive(Debug, Default)]
@@ -94,6 +94,17 @@ impl Plan {
     /// The heap of resident pages, if the session records them.
     pub(crate) fn pages(&self) -> Option<HeapId> {
         self.has_pages.then_some(HeapId(PAGES_HEAP))
+    }
+
+    /// Numbers the heap of Go programs.
+    pub(crate) fn add_go(&mut self) -> HeapId {
+        self.heap(GO)
+    }
+
+    /// The heap of Go programs, if a target has one.
+    pub(crate) fn go(&self) -> Option<HeapId> {
+        let number = self.heaps.iter().position(|heap| heap == GO)?;
+        u8::try_from(number).ok().map(HeapId)
     }
 
     /// Notes that resident pages cannot be recorded.

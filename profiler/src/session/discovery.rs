@@ -1,15 +1,17 @@
 //! Discovery of allocator functions in targets, and of the instructions to probe. Attaches nothing.
 
-use anyhow::{Context, Result};
-use heapbpf_base::ids::{HookId, Pid};
+use anyhow::{Context, Result, bail};
+use heapbpf_base::ids::{HookId, ModuleId, Pid};
 use heapbpf_ledger::model::{InlinedHeap, Origin, UnfoundHook};
 use profiler_common::mapped::Changes;
+use tracing::warn;
 
 use super::hooks::Hooks;
 use super::target::Target;
 use crate::allocator::hook_set::{CustomFunction, HookSet};
 use crate::allocator::resolve::{LEAK_SANITIZER, NoAllocator, ResolvedHook, resolve, symbols};
-use crate::allocator::selection::{HeapSelection, MMAP, PAGES};
+use crate::allocator::selection::{GO, HeapSelection, MMAP, PAGES};
+use crate::go_heap::GoHeap;
 use crate::object::module::ModuleStore;
 use crate::probe::calls::Calls;
 use crate::probe::inlined::{Inlined, InlinedFunction};
@@ -74,9 +76,12 @@ impl Discovery {
         let space = &target.mappings.space;
         let candidates = self.definitions.candidates(space, &self.modules, target.mappings.link_map.as_ref());
         target.has_leak_sanitizer |= candidates.iter().any(|module| module.exported(LEAK_SANITIZER).is_some());
+        if self.heaps.wants(GO) && target.go.is_none() {
+            target.go = self.go_heap(space, target.beginning.origin == Origin::Running)?;
+        }
         let found = match self.find(space, &candidates) {
             // Every process has pages.
-            Err(_) if self.heaps.is_pages_alone() => Ok(Vec::new()),
+            Err(_) if self.heaps.is_pages_alone() || target.go.is_some() => Ok(Vec::new()),
             Err(NoAllocator::Go(_) | NoAllocator::Static(_)) if self.heaps.wants(PAGES) => Ok(Vec::new()),
             found => found,
         };
@@ -89,6 +94,34 @@ impl Discovery {
         let ids = target.hooks.add(&found, self.placement, &self.modules, &mut self.plan)?;
         target.hooks.mark_mapped(&self.plan, &target.mappings.space.modules());
         Ok(ids)
+    }
+
+    /// The heap of the Go program that a process runs. Fails only where nothing else is to be recorded. A program that `is_running` has
+    /// a profile by now, if it has one.
+    fn go_heap(&mut self, space: &AddressSpace, is_running: bool) -> Result<Option<GoHeap>> {
+        let pid = space.pid();
+        let of_module = |id: ModuleId| {
+            let module = self.modules.get(id);
+            let mapped = space.mappings().iter().find(|mapped| mapped.module == Some(id))?;
+            GoHeap::of(module, module.bias(mapped.mapping.start, mapped.mapping.offset)?)
+        };
+        let found = space.modules().into_iter().find_map(of_module);
+        let has_profile = |heap: GoHeap| if is_running { heap.interval(&pid).map(|_| heap) } else { Ok(heap) };
+        let found = found.map(|heap| heap.and_then(has_profile));
+        match found {
+            Some(Ok(heap)) => {
+                self.plan.add_go();
+                Ok(Some(heap))
+            }
+            Some(Err(error)) if self.heaps.is_go_alone() => {
+                bail!("cannot record the Go heap of process `{pid}`: {error}")
+            }
+            Some(Err(error)) => {
+                warn!("process {pid}: its Go heap is not recorded: {error}");
+                Ok(None)
+            }
+            None => Ok(None),
+        }
     }
 
     /// Names of all functions that are searched for.

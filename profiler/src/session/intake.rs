@@ -14,6 +14,7 @@ use tracing::{debug, info};
 
 use super::config::SessionConfig;
 use super::earlier::Inventories;
+use super::go_profile::GoProfiles;
 use super::lifecycle::Lifecycle;
 use super::probes::Probes;
 use super::process_table::ProcessTable;
@@ -47,6 +48,7 @@ pub(super) struct Owners<'session> {
     pub(super) resync: &'session mut Resync,
     pub(super) inventories: &'session mut Inventories,
     pub(super) residency: &'session mut Residency,
+    pub(super) go: &'session mut GoProfiles,
 }
 
 impl Intake {
@@ -183,6 +185,7 @@ impl Owners<'_> {
                     self.probes.begin_stacks(exec.pid, self.processes);
                 }
                 self.inventories.give_up(exec.pid);
+                self.go.forget(exec.pid);
                 self.forget_pages(exec.pid);
                 self.lifecycle.executed(exec, self.processes, self.config.grace());
             }

@@ -8,6 +8,7 @@ mod earlier;
 mod followed;
 mod foreign;
 mod generated_code;
+mod go_profile;
 mod guard;
 mod hint;
 mod hooks;

@@ -148,14 +148,15 @@ impl Probes {
         if target.mappings.is_unregistered() || !was_recorded {
             self.register(target);
         }
-        if target.hooks.attached_count() == 0 && !(target.hooks.is_empty() && self.kernel.records_pages()) {
+        let needs_no_hooks = self.kernel.records_pages() || target.go.is_some();
+        if target.hooks.attached_count() == 0 && !(target.hooks.is_empty() && needs_no_hooks) {
             let error = target.hooks.first_error().unwrap_or("it has no hooks").to_owned();
             bail!("no probe could be attached to process `{}`: {error}", target.pid);
         }
         let has_no_hooks = target.hooks.is_empty();
         if let Some(starting) = target.starting() {
             // No page of a stopped program was touched.
-            let is_held = starting.is_held_before_mapping || has_no_hooks && self.kernel.records_pages();
+            let is_held = starting.is_held_before_mapping || has_no_hooks && needs_no_hooks;
             let was_held = is_stopped && is_held;
             let was_probed_ahead = starting.is_probed_ahead && needed.iter().all(|hook| attached_before.contains(hook));
             target.start_recording(clock::now().monotonic, was_held || was_probed_ahead);

@@ -24,6 +24,7 @@ use super::config::{Engine, SessionConfig, Treatment};
 use super::discovery::Discovery;
 use super::target::{ForkedChild, Target};
 use crate::account::{SampleTime, Sampled};
+use crate::go_heap::BLOCK_FLAG;
 use crate::probe::plan::Plan;
 use crate::process::selection::ProcessFacts;
 use crate::process::target::{Exits, Process};
@@ -309,6 +310,15 @@ impl ProcessTable {
         }
     }
 
+    /// Enters a live block from before the recording, whose stack is known.
+    pub(super) fn enter_open(&mut self, pid: Pid, block: &LiveAllocation) {
+        let Some(target) = self.running.get_mut(&pid) else { return };
+        target.ledger.enter_open(block);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.correct(&mut target.ledger);
+        }
+    }
+
     /// Notes pages of a target whose program has ended, of which it is not known whether a hooked heap had them.
     pub(super) fn note_undecided(&mut self, target: &mut Target, pages: EstimatedBytes) {
         add_undecided(target, pages, self.recorder.as_mut());
@@ -345,10 +355,10 @@ impl ProcessTable {
         if let Some(recorder) = &mut self.recorder {
             recorder.fork(parent_ledger, &mut forked.ledger, child, is_empty);
         }
-        // Until the child writes to a page, it is the parent's.
-        let is_page = |block: &LiveAllocation| block.address.0 & PAGE_FLAG != 0;
-        let pages: Vec<LiveAllocation> = forked.ledger.live().filter(is_page).collect();
-        pages.iter().for_each(|page| forked.ledger.thin(page, None));
+        // Until the child writes to a page, it is the parent's; and only the runtime of a program that executes on knows its heap.
+        let is_others = |block: &LiveAllocation| block.address.0 & (PAGE_FLAG | BLOCK_FLAG) != 0;
+        let others: Vec<LiveAllocation> = forked.ledger.live().filter(is_others).collect();
+        others.iter().for_each(|block| forked.ledger.thin(block, None));
         self.record_corrections_of(&mut forked.ledger);
     }
 

@@ -25,6 +25,7 @@ use heapbpf_ledger::{FreedBlock, Ledger, LiveAllocation, Reconciled};
 use heapbpf_linux::clock;
 use profiler_common::interval::Interval;
 use profiler_common::live::LiveBlock;
+use profiler_common::pages::PAGE_FLAG;
 use rustc_hash::FxHashMap;
 use tracing::{debug, info, warn};
 
@@ -36,6 +37,7 @@ use super::residency::Residency;
 use super::target::Target;
 use crate::bpf::live_set::LiveReader;
 use crate::bpf::load::{Kernel, LoadError};
+use crate::go_heap::BLOCK_FLAG;
 
 pub(super) struct Resync {
     reader: Arc<LiveReader>,
@@ -327,7 +329,7 @@ impl Resync {
                 Self::thin(&mut target.ledger, &reading, pid);
             }
             let (live, undecided) = residency.reconcile_replaced(&target.ledger, reading.live(pid));
-            target.ledger.reconcile(live, |address| reading.recent.contains(&(pid, address)));
+            target.ledger.reconcile(live, |address| reading.recent.contains(&(pid, address)) || is_of_go(address));
             return undecided;
         }
         EstimatedBytes::default()
@@ -398,7 +400,7 @@ impl Resync {
             Self::thin(ledger, reading, pid);
         }
         let live = residency.reconcile(pid, ledger, reading.live(pid), is_touched);
-        ledger.reconcile(live, is_touched)
+        ledger.reconcile(live, |address| is_touched(address) || is_of_go(address))
     }
 
     /// Thins the blocks of a ledger that it shares with a process. They may have been touched meanwhile: their time distinguishes them
@@ -530,6 +532,11 @@ impl Reading {
     fn thinned(&self, pid: Pid) -> impl Iterator<Item = LiveAllocation> {
         self.thinned.get(&pid).into_iter().flatten().map(allocation)
     }
+}
+
+/// Whether an address stands for a block of Go's runtime, which the kernel side does not know.
+fn is_of_go(address: TargetAddr) -> bool {
+    address.0 & BLOCK_FLAG != 0 && address.0 & PAGE_FLAG == 0
 }
 
 fn allocation(&(address, block): &(TargetAddr, LiveBlock)) -> LiveAllocation {

@@ -25,6 +25,7 @@ use super::config::{Control, Engine, Listener, SessionConfig};
 use super::discovery::Discovery;
 use super::earlier::Inventories;
 use super::followed::Followed;
+use super::go_profile::GoProfiles;
 use super::guard::{GROUP_PERIOD, GUARD_PERIOD, Guard};
 use super::hint::Hint;
 use super::intake::{Intake, Owners};
@@ -72,6 +73,7 @@ pub struct Session {
     memory: MemorySampler,
     inventories: Inventories,
     residency: Residency,
+    go: GoProfiles,
     selected: Selected,
     first_attached: Option<Instant>,
 }
@@ -118,6 +120,7 @@ impl Session {
         Ok(Self {
             rates: Rates::new(&config),
             residency: Residency::new(config.heaps.is_pages_alone()),
+            go: GoProfiles::default(),
             intake: Intake::new(probes.kernel.take_ring()?),
             resync: Resync::new(&probes.kernel)?,
             processes,
@@ -351,9 +354,9 @@ impl Session {
 
     /// Enters a batch of records. Returns whether it emptied the ring buffer.
     fn take_records(&mut self) -> bool {
-        let Self { intake, config, probes, processes, lifecycle, rates, resync, inventories, residency, .. } = self;
+        let Self { intake, config, probes, processes, lifecycle, rates, resync, inventories, residency, go, .. } = self;
         processes.record_corrections();
-        intake.take(&mut Owners { config, probes, processes, lifecycle, rates, resync, inventories, residency })
+        intake.take(&mut Owners { config, probes, processes, lifecycle, rates, resync, inventories, residency, go })
     }
 
     /// Adapts intervals to the load. `fill_bytes` were in the ring buffer before the drain.
@@ -430,6 +433,7 @@ impl Session {
         self.rates.stop(&mut self.probes.kernel)?;
         let now = clock::now();
         self.catch_up();
+        self.go.read_all(&mut self.processes, now.monotonic);
         self.complete_pages();
         self.forget_borrowers();
         self.complete_programs();

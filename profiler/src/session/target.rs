@@ -17,6 +17,7 @@ use heapbpf_linux::file_view::FileView;
 use heapbpf_linux::proc::maps::FileIdentity;
 use heapbpf_linux::proc::process;
 use heapbpf_report::text::printable;
+use profiler_common::interval::Interval;
 use profiler_common::mapped::Changes;
 use tracing::{debug, info};
 
@@ -27,7 +28,9 @@ use super::rates::Rates;
 use super::stubs::CopiedStubs;
 use super::threads::Threads;
 use crate::account::MemoryMonitor;
+use crate::allocator::selection::GO;
 use crate::bpf::load::Kernel;
+use crate::go_heap::GoHeap;
 use crate::guardrail::OverheadMonitor;
 use crate::object::module::ModuleStore;
 use crate::probe::plan::Plan;
@@ -56,6 +59,10 @@ pub(super) struct Target {
     /// Time of the fork or exec, if that was seen.
     pub(super) born: Option<MonotonicNanos>,
     pub(super) hooks: Hooks,
+    /// The heap of a Go program, if it is recorded.
+    pub(super) go: Option<GoHeap>,
+    /// Interval of its samples, once it has been read.
+    pub(super) go_interval: Option<Interval>,
     pub(super) overhead: OverheadMonitor,
     /// Whether the target was selected individually, or descends from such a target: it remains a target when it calls
     /// exec.
@@ -189,6 +196,8 @@ impl Target {
             beginning: Beginning { origin, time: born.unwrap_or_default(), delay_ns: None, from_first_call: false },
             born,
             hooks: Hooks::default(),
+            go: None,
+            go_interval: None,
             overhead: OverheadMonitor::default(),
             requested: false,
             is_descendant: false,
@@ -448,6 +457,12 @@ impl Target {
     /// Facts about the target's heaps. An inventory that was sampled makes live amounts estimates.
     pub(super) fn heaps(&self, totals: &[(HeapId, Totals)], plan: &Plan, rates: &Rates) -> Vec<HeapFacts> {
         let mut heaps = self.hooks.heaps(totals, plan, rates);
+        if let (Some(id), Some(interval)) = (plan.go(), self.go_interval) {
+            let interval_bytes = u64::from(interval.bytes());
+            heaps.retain(|heap| heap.id != id);
+            let (interval_bytes_max, hooks) = (interval_bytes, Vec::new());
+            heaps.push(HeapFacts { id, name: GO.to_owned(), interval_bytes, interval_bytes_max, hooks });
+        }
         let interval = |heap: &HeapFacts| self.inventory_intervals.get(&heap.id).copied().unwrap_or_default();
         heaps.iter_mut().for_each(|heap| heap.interval_bytes_max = heap.interval_bytes_max.max(interval(heap)));
         heaps

@@ -8,6 +8,7 @@ pub(crate) mod figures;
 mod formats;
 mod frameworks;
 mod functions;
+mod go;
 mod launched;
 mod leaks;
 mod many;
@@ -47,6 +48,7 @@ enum Subject {
     Soak(overhead::SoakArguments),
     Formats(formats::Arguments),
     Frameworks(frameworks::Arguments),
+    Go(go::Arguments),
     Leaks(leaks::Arguments),
     Pages(pages::Arguments),
     Agent(agent::Arguments),
@@ -60,6 +62,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         Subject::Soak(arguments) => overhead::soak(arguments),
         Subject::Formats(arguments) => formats::run(arguments),
         Subject::Frameworks(arguments) => frameworks::run(arguments),
+        Subject::Go(arguments) => go::run(arguments),
         Subject::Leaks(arguments) => leaks::run(arguments),
         Subject::Pages(arguments) => pages::run(arguments),
         Subject::Agent(arguments) => agent::run(arguments),

@@ -34,6 +34,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("symbolize", "object process snapshot unwind::ranges debuginfod"),
     ("check", "collect keeper object snapshot symbolize process unwind walk"),
     ("recording", "object process snapshot symbolize"),
+    ("go_heap", "object"),
     ("guardrail", ""),
     ("session", "*"),
     ("live", "session snapshot symbolize"),

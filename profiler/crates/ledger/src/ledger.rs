@@ -221,6 +221,21 @@ impl Ledger {
         }
     }
 
+    /// Enters a live block allocated before recording started, whose stack is known. Its address must be free.
+    pub fn enter_open(&mut self, block: &LiveAllocation) {
+        self.record(Correction::Opened(*block));
+        self.remove(block.address);
+        let callsite = self.callsite(block.stack, block.heap, None);
+        let LiveAllocation { address, size_bytes, interval, time, .. } = *block;
+        self.live.insert(address, LiveBlock { size_bytes, interval, callsite, time });
+        let weight = Amounts::of(size_bytes, interval);
+        self.curve.raise(&weight);
+        self.change(callsite, Movement::Opening(weight), self.latest);
+        if interval != Interval::EXACT {
+            self.sampled.insert(block.heap);
+        }
+    }
+
     /// Enters a block allocated before recording started that has been freed since. It counts as freed and as live at the start,
     /// but not as live together with present blocks, which may have been allocated after it was freed.
     pub fn enter_freed(&mut self, block: &LiveAllocation) {

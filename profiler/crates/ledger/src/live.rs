@@ -44,6 +44,8 @@ pub enum Correction {
     FreedThinned(FreedBlock, Option<u32>),
     /// A block allocated before recording started had been freed when the inventory was entered.
     EnteredFreed(LiveAllocation),
+    /// A block allocated before recording started is live, and its stack is known.
+    Opened(LiveAllocation),
 }
 
 /// A live block, whose weight follows from size and interval.

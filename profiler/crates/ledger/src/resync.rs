@@ -161,6 +161,7 @@ impl Ledger {
             }
             Correction::FreedThinned(freed, to) => self.reweigh_freed(freed, to.map(Interval::from_code)),
             Correction::EnteredFreed(block) => self.enter_freed(block),
+            Correction::Opened(block) => self.enter_open(block),
         }
     }
 }

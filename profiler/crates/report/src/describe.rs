@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use heapbpf_base::units::EstimatedBytes;
 use heapbpf_ledger::model::{
-    Defect, Finding, Health, HeapProfile, HookStatus, InlinedHeap, Loss, Origin, Profile, TargetProfile, Window,
+    Defect, End, Finding, Health, HeapProfile, HookStatus, InlinedHeap, Loss, Origin, Profile, TargetProfile, Window,
     WindowReason,
 };
 use heapbpf_ledger::totals::Totals;
@@ -201,6 +201,7 @@ pub(super) fn verdict(profile: &Profile) -> String {
         .into_iter()
         .chain(late_children(profile))
         .chain(some(borrowed, "process", "that ended in the memory of another"))
+        .chain(ends_of_go(profile))
         .chain(symbolizer_crashes(&profile.health))
         .chain(languages::missing(&profile.health))
         .collect();
@@ -219,6 +220,14 @@ fn late_children(profile: &Profile) -> Option<String> {
         delays.filter(|&delay| delay > 0).fold((0, 0), |(count, max), delay| (count + 1, delay.max(max)));
     let processes = text::counted(count, "forked process");
     (count > 0).then(|| format!("the first {} of {processes}", text::duration(latest)))
+}
+
+/// Go programs that ended: their profile is read once a second.
+fn ends_of_go(profile: &Profile) -> Option<String> {
+    let has_ended = |target: &&TargetProfile| matches!(target.facts.end, Some(End::Exited { .. } | End::Replaced));
+    let is_go = |target: &&TargetProfile| target.heaps.iter().any(|heap| heap.name == HeapProfile::GO);
+    let count = profile.targets.iter().filter(has_ended).filter(is_go).count();
+    (count > 0).then(|| format!("the last second of {}", text::counted(count as u64, "Go program")))
 }
 
 fn symbolizer_crashes(health: &Health) -> Option<String> {

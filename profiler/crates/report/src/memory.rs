@@ -1,5 +1,6 @@
 //! Statements about where the resident memory is, and about what the profile does not show.
 
+use heapbpf_base::language::Language;
 use heapbpf_base::language::facts::RECORD_MAPPINGS;
 use heapbpf_ledger::model::{HeapProfile, MemoryClass, MemoryGrowth, MemoryPart, Profile, TargetProfile};
 
@@ -76,6 +77,15 @@ pub(super) fn resident(target: &TargetProfile) -> Option<String> {
     let has_pages = target.heaps.iter().any(HeapProfile::is_pages);
     let parts = if has_pages { parts.replace(MemoryClass::Unexplained.title(), FROM_BEFORE) } else { parts };
     Some(format!("resident memory: {}{change}: {parts}", text::size(last.rss_bytes())))
+}
+
+/// One line on the profile that Go's runtime keeps, where it is not recorded.
+pub(super) fn of_go(target: &TargetProfile) -> Option<&'static str> {
+    let is_recorded = target.heaps.iter().any(|heap| heap.name == HeapProfile::GO);
+    let is_go = target.memory.runtimes().contains(&Language::Go) && !is_recorded;
+    is_go.then_some(
+        "a Go program: `--heap go` shows its live objects by the stack that allocated them, also those from before",
+    )
 }
 
 /// One line on pages that are in no heap; `None` where there are none.

@@ -7,7 +7,7 @@ use std::slice;
 use heapbpf_base::ids::Pid;
 use heapbpf_base::units::{Amounts, EstimatedBytes, EstimatedCount};
 use heapbpf_ledger::details::Ages;
-use heapbpf_ledger::model::{End, HeapProfile, LeakCandidate, Leaks, Profile, TargetProfile};
+use heapbpf_ledger::model::{End, HeapProfile, LeakCandidate, Leaks, Origin, Profile, TargetProfile};
 use heapbpf_ledger::totals::Totals;
 
 use super::beginnings::beginnings;
@@ -133,14 +133,17 @@ impl Page {
         if totals.opening_count > EstimatedCount::ZERO {
             let name = match target.memory.inventory() {
                 _ if profile.window.is_some() => "at the start",
-                Some(_) => "from before",
-                None => "inherited",
+                None if matches!(target.facts.beginning.origin, Origin::Forked(_)) => "inherited",
+                _ => "from before",
             };
             rows.insert(0, row(name, totals.opening_bytes, blocks(totals.opening_count)));
         }
         self.table(&[Column::Left(""), Column::Right(""), Column::Right("")], rows);
         if let Some(line) = memory::resident(target) {
             self.wrapped(PLAIN, "  ", &line);
+        }
+        if let Some(line) = memory::of_go(target) {
+            self.wrapped(PLAIN, "  ", line);
         }
         if let Some(line) = memory::undecided(slice::from_ref(target)) {
             self.wrapped(PLAIN, "  ", &line);

@@ -22,6 +22,7 @@ use crate::object::ObjectError;
 use crate::process::selection;
 use crate::process::target::{Process, TargetError};
 use crate::session::config::Hold;
+use crate::session::go_profile::Program;
 use crate::session::lifecycle::{ParentTarget, ProcessChange, UNREACHED};
 use crate::session::memory::MemoryScene;
 use crate::session::target::{ForkedChild, Target};
@@ -79,8 +80,19 @@ impl Session {
             return Err(error);
         }
         self.residency.begin(&target, self.probes.kernel.records_pages());
+        let pid = target.pid;
         self.add_target(target);
+        self.begin_go(pid);
         Ok(())
+    }
+
+    /// Begins to read the heap profile of a Go program. What it has allocated since its start is of the recording, if that has seen it.
+    fn begin_go(&mut self, pid: Pid) {
+        let is_new = |target: &&Target| target.was_recorded() && !self.go.has(pid);
+        let Some(target) = self.processes.get(pid).filter(is_new) else { return };
+        let (Some(heap), Some(id)) = (target.go.clone(), self.probes.discovery.plan.go()) else { return };
+        let is_whole = target.beginning.from_first_call || target.born.is_some() && !target.is_copy();
+        self.go.begin(pid, Program { heap, id, is_whole }, &mut self.processes, clock::now().monotonic);
     }
 
     pub(super) fn begin_found(&mut self, target: Target, identity: Identity) {
@@ -201,6 +213,7 @@ impl Session {
         let scene = MemoryScene { plan: &self.probes.discovery.plan, residency: &self.residency, has_all_blocks };
         self.memory.poll(&mut self.processes, scene, now);
         self.poll_pages();
+        self.go.poll(&mut self.processes, now);
         let mut pids = self.lifecycle.due_for_hooks(true);
         // A third of the targets each time: polling takes about 20 µs per process.
         self.polls = self.polls.wrapping_add(1);
@@ -275,6 +288,11 @@ impl Session {
 
     /// Attaches the hooks of a target, or tries again later if its allocator may not be mapped yet.
     pub(super) fn hook(&mut self, pid: Pid) {
+        self.attach_hooks(pid);
+        self.begin_go(pid);
+    }
+
+    fn attach_hooks(&mut self, pid: Pid) {
         let is_stopped = self.held.is_some_and(|held| held.pid == pid && held.is_alone);
         let running = self.processes.get_mut(pid).filter(|target| !target.is_gone());
         let Some(target) = running else { return self.lifecycle.stop_polling(pid) };
@@ -604,6 +622,7 @@ impl Session {
         let unprofilable = target.starting().and_then(|starting| starting.unprofilable.take());
         let code = target.process.as_ref().and_then(Process::exit_now).and_then(|exit| exit.code);
         target.set_end(End::Exited { code });
+        self.go.forget(pid);
         self.correct_drops_of(&mut target);
         self.forget_pages_of(&mut target);
         self.discard_at(&mut target, ended);

@@ -31,7 +31,7 @@ use rustc_hash::FxHashSet;
 use tracing::{debug, info};
 
 use super::Session;
-use crate::allocator::selection::{MMAP, PAGES};
+use crate::allocator::selection::{GO, MMAP, PAGES};
 use crate::bpf::counters::Counters;
 use crate::bpf::load::LoadError;
 use crate::collect::{CollectError, Collected, Held, Method, collect_held};
@@ -228,7 +228,7 @@ impl Session {
         let Some(target) = self.processes.get(pid) else { return Vec::new() };
         let ids = target.hooks.heap_ids(&[], plan);
         let heaps = ids.into_iter().map(|id| (plan.heaps()[usize::from(id.0)].clone(), id));
-        heaps.filter(|(name, _)| name != MMAP && name != PAGES).collect()
+        heaps.filter(|(name, _)| ![MMAP, PAGES, GO].contains(&name.as_str())).collect()
     }
 
     /// Enters the blocks of a finished walk, or tries again if that may help.

@@ -11,7 +11,7 @@ use heapbpf_report::text::{counted, printable};
 use tokio::time::Instant;
 
 use super::Session;
-use crate::allocator::selection::PAGES;
+use crate::allocator::selection::{GO, PAGES};
 use crate::bpf::counters::Counters;
 use crate::session::config::Progress;
 use crate::session::meter::ProgressMeter;
@@ -31,16 +31,16 @@ impl Session {
             return format!("{}, of which none runs yet", self.config.selection);
         }
         let heaps = self.probes.discovery.plan.heaps().iter().map(String::as_str);
-        let hooked: Vec<&str> = heaps.filter(|heap| *heap != PAGES).collect();
+        let hooked: Vec<&str> = heaps.filter(|heap| ![PAGES, GO].contains(heap)).collect();
         let functions = || {
             let count = counted(self.functions_hooked() as u64, "function");
             format!("{count} of heap {}", hooked.join(", "))
         };
-        let what = match (hooked.is_empty(), self.probes.kernel.records_pages()) {
-            (true, true) => "resident pages".to_owned(),
-            (false, true) => format!("{}, and resident pages", functions()),
-            (_, false) => functions(),
-        };
+        let pages = self.probes.kernel.records_pages().then(|| "resident pages".to_owned());
+        let go = self.probes.discovery.plan.go().map(|_| "the profile of Go's runtime".to_owned());
+        let is_hooked = !hooked.is_empty() || pages.is_none() && go.is_none();
+        let what: Vec<String> = is_hooked.then(functions).into_iter().chain(pages).chain(go).collect();
+        let what = what.join(", and ");
         let later = if self.config.selection.is_open() { "; processes that start later too" } else { "" };
         format!("{}: {what}{later}", names.join(", "))
     }

@@ -8,7 +8,7 @@ pub(super) const FACTS: Facts = Facts {
     // The runtime reserves its heap at this address on 64-bit systems (`mallocinit` in runtime/malloc.go), and names it since 1.25.
     heap_mark: Some(HeapMark { address: 0xc0_0000_0000, name: "Go: " }),
     heap: "Go keeps objects in its own heap",
-    remedies: &["use the program's own profile (`net/http/pprof`)"],
+    remedies: &["record it with `--heap go`"],
     perf_map: None,
     generated_name: None,
     frame_pointers: None,

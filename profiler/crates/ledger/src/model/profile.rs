@@ -95,8 +95,16 @@ impl HeapProfile {
     /// Name of the heap of resident pages, which no function allocates.
     pub const PAGES: &str = PAGES;
 
+    /// Name of the heap of Go programs, as their runtime has sampled it.
+    pub const GO: &str = "go";
+
     pub fn is_pages(&self) -> bool {
         self.name == Self::PAGES
+    }
+
+    /// Whether no function is hooked for it.
+    pub fn needs_no_hooks(&self) -> bool {
+        self.is_pages() || self.name == Self::GO
     }
 }
 

@@ -162,7 +162,7 @@ fn measure(profile: &Profile, defect: Defect) -> (u64, f64) {
         Defect::UnhookedProcesses => {
             let has_hooks = |target: &&TargetProfile| {
                 let is_recorded =
-                    |heap: &HeapProfile| heap.is_pages() || heap.hooks.iter().any(|hook| hook.error.is_none());
+                    |heap: &HeapProfile| heap.needs_no_hooks() || heap.hooks.iter().any(|hook| hook.error.is_none());
                 target.heaps.iter().any(is_recorded)
             };
             let unhooked = profile.targets.len() - profile.targets.iter().filter(has_hooks).count();

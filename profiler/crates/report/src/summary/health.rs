@@ -152,8 +152,11 @@ impl Page {
 
     fn hooks(&mut self, profile: &Profile) {
         let hooks = describe::each_once(profile);
-        let has_pages = profile.targets.iter().any(|target| target.heaps.iter().any(HeapProfile::is_pages));
-        if hooks.is_empty() && has_pages {
+        let has = |name: &str| profile.targets.iter().any(|target| target.heaps.iter().any(|heap| heap.name == name));
+        let (has_pages, has_go) = (has(HeapProfile::PAGES), has(HeapProfile::GO));
+        if hooks.is_empty() && has_go {
+            self.line(PLAIN, "  hooks: none; the heap profile of Go's runtime is read once a second");
+        } else if hooks.is_empty() && has_pages {
             self.line(PLAIN, "  hooks: none; resident pages are recorded");
         } else if hooks.is_empty() && !profile.targets.is_empty() {
             self.line(WARNING, "  hooks: none, because no allocator was found");
