@@ -15,7 +15,9 @@ const HEADER_WORDS: usize = 6;
 /// `maxProfStackDepth` of Go 1.24; before, 32.
 const DEPTH_MAX: u64 = 1024;
 /// Real programs have some thousand.
-const BUCKETS_MAX: usize = 1 << 20;
+const BUCKETS_MAX: usize = 1 << 17;
+/// Of all stacks together: 16 MiB, 16 frames in each of the most buckets.
+const STACK_WORDS_MAX: usize = 1 << 21;
 /// `memProfile` of `bucketType`.
 const KIND: u64 = 1;
 /// The published numbers, and three cycles.
@@ -104,13 +106,15 @@ pub(super) struct Buckets {
     newest: u64,
     /// Numbers of all, by the address of their record.
     order: Vec<usize>,
+    /// Length of all stacks.
+    stack_words: usize,
     /// Whether the numbers of any have been as they must be.
     is_verified: bool,
 }
 
 impl Buckets {
     pub(super) fn new(layout: Layout) -> Self {
-        Self { layout, known: Vec::new(), newest: 0, order: Vec::new(), is_verified: false }
+        Self { layout, known: Vec::new(), newest: 0, order: Vec::new(), stack_words: 0, is_verified: false }
     }
 
     pub(super) fn stack(&self, bucket: usize) -> &[u64] {
@@ -164,6 +168,10 @@ impl Buckets {
                 return Err(self.not_a_profile());
             }
             let (bucket, before) = self.bucket(memory, at)?;
+            self.stack_words += bucket.stack.len();
+            if self.stack_words > STACK_WORDS_MAX {
+                return Err(self.not_a_profile());
+            }
             found.push(bucket);
             at = before;
         }
@@ -439,6 +447,16 @@ mod tests {
         let end = BASE + END as u64 - 40;
         assert_eq!(buckets("go1.22.1").read(&memory, end), structure, "it ends in the header");
         assert!(matches!(buckets("go1.22.1").read(&memory, 8), Err(GoHeapError::Memory(_))));
+    }
+
+    #[test]
+    fn stacks_take_a_bounded_amount_of_memory() {
+        let memory = Made::new();
+        let first = BASE + 64;
+        memory.bucket(first, 0, &[1; 10], 8, [(1, 0); 4], false);
+        let mut buckets = buckets("go1.27.0");
+        buckets.stack_words = STACK_WORDS_MAX - 9;
+        assert_eq!(buckets.read(&memory, first), Err(GoHeapError::Structure("go1.27.0".to_owned())));
     }
 
     proptest! {

@@ -60,7 +60,10 @@ fn version(image: &Image, elf: &Elf) -> Option<String> {
     }
     let length = usize::from(*bytes.get(VERSION)?);
     let version = bytes.get(VERSION + 1..)?.get(..length).filter(|_| length <= VERSION_BYTES_MAX)?;
-    Some(str::from_utf8(version).ok()?.to_owned())
+    // It is shown in messages: a program must not control a terminal by it.
+    let version =
+        str::from_utf8(version).ok().filter(|version| version.chars().all(|it| it.is_ascii_graphic() || it == ' '));
+    version.map(str::to_owned)
 }
 
 /// Functions of a program, and which of its addresses follow calls.

@@ -24,7 +24,7 @@ use crate::go_heap::{BLOCK_FLAG, Change, GoHeap, GoHeapError, GoProfile};
 const PERIOD: Duration = Duration::from_secs(1);
 /// Share of a core that all readings may take.
 const SHARE: u32 = 100;
-/// Maximum number of live sampled blocks of a process: of 512 GiB, at the runtime's own rate.
+/// Maximum number of live sampled blocks of all processes: of 512 GiB, at the runtime's own rate.
 const BLOCKS_MAX: usize = 1 << 20;
 
 /// A Go program whose recording begins.
@@ -39,8 +39,15 @@ pub(super) struct Program {
 #[derive(Debug, Default)]
 pub(super) struct GoProfiles {
     profiles: BTreeMap<Pid, Profile>,
-    /// Number of blocks that have an address.
+    blocks: Blocks,
+}
+
+/// Numbers of blocks of all processes.
+#[derive(Debug, Default)]
+struct Blocks {
+    /// Those that have had an address.
     numbered: u64,
+    live: usize,
 }
 
 #[derive(Debug)]
@@ -90,7 +97,9 @@ impl GoProfiles {
 
     /// Forgets a program that has ended, or was replaced.
     pub(super) fn forget(&mut self, pid: Pid) {
-        if self.profiles.remove(&pid).is_some_and(|profile| profile.interval.is_none()) {
+        let Some(profile) = self.profiles.remove(&pid) else { return };
+        self.blocks.live -= profile.live_count;
+        if profile.interval.is_none() {
             warn!("process {pid}: its Go heap was not recorded: {}", GoHeapError::Off);
         }
     }
@@ -120,7 +129,7 @@ impl GoProfiles {
                     target.go_interval = Some(interval);
                 }
                 for change in changes {
-                    profile.enter(change, interval, pid, &mut self.numbered, processes, now);
+                    profile.enter(change, interval, pid, &mut self.blocks, processes, now);
                 }
                 profile.is_first = false;
                 profile.due = Instant::now() + PERIOD.max(begun.elapsed() * SHARE);
@@ -132,7 +141,12 @@ impl GoProfiles {
             }
             Err(error) => {
                 warn!("process {pid}: its Go heap is not recorded any more: {error}");
+                self.blocks.live -= profile.live_count;
                 self.profiles.remove(&pid);
+                // It must not begin again: what the ledger has would count twice.
+                if let Some(target) = processes.get_mut(pid) {
+                    target.go = None;
+                }
             }
         }
     }
@@ -177,7 +191,7 @@ impl Profile {
         change: Change,
         of_runtime: Interval,
         pid: Pid,
-        numbered: &mut u64,
+        all: &mut Blocks,
         processes: &mut ProcessTable,
         now: MonotonicNanos,
     ) {
@@ -193,16 +207,19 @@ impl Profile {
         }
         // Of what was allocated before the recording, only the live part is known.
         let (allocs, frees) = if self.is_first { (allocs.saturating_sub(frees), 0) } else { (allocs, frees) };
-        let room = BLOCKS_MAX.saturating_sub(self.live_count);
+        let room = BLOCKS_MAX.saturating_sub(all.live);
         let allocs = usize::try_from(allocs).unwrap_or(usize::MAX);
         if allocs > room {
-            warn!("process {pid}: more than {BLOCKS_MAX} live blocks of heap go: {} are left out", allocs - room);
+            warn!(
+                "process {pid}: more than {BLOCKS_MAX} sampled blocks of heap go are live: {} are left out",
+                allocs - room
+            );
         }
         let (heap, size_bytes) = (self.heap, self.reader.size_bytes(bucket));
         let large = Large::of(size_bytes, of_runtime);
         for _ in 0..allocs.min(room) {
-            *numbered += 1;
-            let address = TargetAddr(BLOCK_FLAG | *numbered);
+            all.numbered += 1;
+            let address = TargetAddr(BLOCK_FLAG | all.numbered);
             let interval = match &large {
                 Some(large) => {
                     live.owed += large.share;
@@ -220,10 +237,12 @@ impl Profile {
             }
             live.blocks.push_back((address, now));
             self.live_count += 1;
+            all.live += 1;
         }
         for _ in 0..frees {
             let Some((address, born)) = live.blocks.pop_front() else { break };
             self.live_count -= 1;
+            all.live -= 1;
             let age_us = FreeRecord::age_us(born.0 / 1000, now.0 / 1000);
             processes.enter(Event::Free(Free { pid, tid: Tid(pid.0), address, time: now, age_us }));
         }
