@@ -114,6 +114,11 @@ pub fn short(function: &str) -> String {
                 short.push_str(&rest[..end + 2]);
             }
             rest = &after[end + 1..];
+        } else if c == '(' && short.ends_with('.') {
+            // The receiver of a method in Go, as in `bufio.(*Scanner).Scan`.
+            let Some(end) = closing(after, '(', ')') else { return function.to_owned() };
+            short.push_str(&rest[..end + 2]);
+            rest = &after[end + 1..];
         } else if c == '(' && !short.is_empty() {
             break;
         } else {
@@ -123,8 +128,24 @@ pub fn short(function: &str) -> String {
     }
     // `Vec<T>::f` can also be spelled `Vec::<T>::f`.
     let short = short.replace("::::", "::");
-    let short = short.trim().trim_end_matches("::");
+    let short = without_import_path(short.trim().trim_end_matches("::"));
     if short.is_empty() { function.to_owned() } else { short.to_owned() }
+}
+
+/// `github.com/prometheus/prometheus/tsdb.(*Head).Append` becomes `tsdb.(*Head).Append`. A package that is named by its version keeps the
+/// one above: `yaml/v3.Unmarshal`.
+fn without_import_path(function: &str) -> &str {
+    let path = function.split(['(', '[']).next().unwrap_or(function);
+    let is_version =
+        |name: &str| name.strip_prefix('v').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    let Some((above, package)) = path
+        .rsplit_once('/')
+        .filter(|(above, package)| package.contains('.') && !above.is_empty() && !above.contains([' ', ':', '<']))
+    else {
+        return function;
+    };
+    let kept = if is_version(package) { above.rfind('/').map_or(0, |at| at + 1) } else { above.len() + 1 };
+    &function[kept..]
 }
 
 fn without_arguments(text: &str) -> String {
@@ -277,6 +298,18 @@ mod tests {
             ("", ""),
             ("()", "()"),
             ("größe<ß>(ä)", "größe"),
+            ("bufio.(*Scanner).Scan", "bufio.(*Scanner).Scan"),
+            ("main.main.func1", "main.main.func1"),
+            ("compress/gzip.(*Writer).Write", "gzip.(*Writer).Write"),
+            ("github.com/prometheus/prometheus/tsdb.(*Head).Append", "tsdb.(*Head).Append"),
+            ("gopkg.in/yaml/v3.Unmarshal", "yaml/v3.Unmarshal"),
+            (
+                "internal/sync.(*HashTrieMap[go.shape.interface {}]).Load",
+                "sync.(*HashTrieMap[go.shape.interface {}]).Load",
+            ),
+            ("slices.Sort[go.shape.[]example.com/shop.Order]", "slices.Sort[go.shape.[]example.com/shop.Order]"),
+            ("Path::operator/(Path const&)", "Path::operator/"),
+            ("broken.(*", "broken.(*"),
         ] {
             assert_eq!(short(function), expected, "{function}");
         }
