@@ -22,7 +22,7 @@ use crate::go_heap::{BLOCK_FLAG, Change, GoHeap, GoHeapError, GoProfile};
 
 /// Minimum time between two readings of a process.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Share of a core that all readings may take.
+/// Time between two readings of a process, as a multiple of what one takes.
 const SHARE: u32 = 100;
 /// Maximum number of live sampled blocks of all processes: of 512 GiB, at the runtime's own rate.
 const BLOCKS_MAX: usize = 1 << 20;
