@@ -47,7 +47,7 @@ const KEPT_RUNS_MAX: usize = 1 << 16;
 pub(crate) struct HookedMemory {
     /// Their memory and what it may grow into, by rising address.
     pub(crate) spans: Vec<Span>,
-    /// The pages that were resident, if pages are recorded.
+    /// The pages that were resident.
     pub(crate) resident: ResidentPages,
     pub(crate) at: MonotonicNanos,
 }
@@ -207,10 +207,9 @@ impl MemoryMonitor {
                 self.first = Some(First::new(point, &mapped, &pages, &self.evidence));
             }
         }
-        // Memory that a block has whose record was dropped looks like nobody's.
-        if of.has_all_blocks {
-            let resident = if of.before.is_some() { pages } else { ResidentPages::default() };
-            self.hooked = HookedMemory { spans: hooked, resident, at: now };
+        // Memory that a block has whose record was dropped looks like nobody's. Until a forked child's pages are looked at, none is decided.
+        if of.has_all_blocks && of.before.is_some() {
+            self.hooked = HookedMemory { spans: hooked, resident: pages, at: now };
         }
         Arc::make_mut(&mut self.account).extend(facts.clone());
         facts
