@@ -399,4 +399,19 @@ mod tests {
             assert!(!monitor.sample(sampled(pid, &ledger), when).mappings.is_empty(), "{second}");
         }
     }
+
+    /// A forked child is sampled before its pages are looked at; records of blocks may have been dropped.
+    #[test]
+    fn pages_are_decided_by_samples_that_know_what_was_resident_and_all_blocks() {
+        let (pid, mut monitor) = (Pid(std::process::id()), MemoryMonitor::default());
+        let ledger = Ledger::new(pid);
+        let mut decides = |second: u64, before: Option<&[Range<u64>]>, has_all_blocks: bool| {
+            let time = MonotonicNanos(second * 1_000_000_000);
+            let of = Sampled { before, has_all_blocks, ..sampled(pid, &ledger) };
+            let _ = monitor.sample(of, SampleTime::Periodic(time));
+            monitor.hooked().at == time
+        };
+        assert!(!decides(1, None, true) && !decides(2, Some(&[]), false));
+        assert!(decides(3, Some(&[]), true));
+    }
 }
