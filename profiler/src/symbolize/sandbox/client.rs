@@ -8,8 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use heapbpf_base::ids::Pid;
+use heapbpf_linux::clock;
 use heapbpf_linux::companion::Companion;
 use heapbpf_linux::confinement::Confinement;
+use heapbpf_linux::proc::stat::Stat;
 
 use super::{
     COMMAND, Depth, MEMORY_BYTES_MAX, MODULE_TIME, MODULE_TIME_MAX, Names, Question, REPLY_BYTES_MAX, Reply, Request,
@@ -34,6 +37,47 @@ impl Interrupt {
 
     pub(in crate::symbolize) fn is_raised(&self) -> bool {
         self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Time that the symbolizer may take: that of the processor, and what it waits for files. What it waits for a processor on a busy machine
+/// does not count, nor does time in which the whole machine stands still.
+#[derive(Debug)]
+struct Allowance {
+    limit: Duration,
+    spent: Duration,
+    /// Processor time at the last poll.
+    cpu_ns: u64,
+    polled: Instant,
+}
+
+impl Allowance {
+    fn new(limit: Duration) -> Self {
+        Self { limit, spent: Duration::ZERO, cpu_ns: 0, polled: Instant::now() }
+    }
+
+    /// Begins to count again, before an answer is waited for.
+    fn resume(&mut self, pid: Pid) {
+        self.cpu_ns = clock::process_cpu_ns(pid).unwrap_or(0);
+        self.polled = Instant::now();
+    }
+
+    /// Counts what has passed since the last poll.
+    fn spend(&mut self, pid: Pid) {
+        let cpu_ns = clock::process_cpu_ns(pid).unwrap_or(self.cpu_ns);
+        let elapsed = std::mem::replace(&mut self.polled, Instant::now()).elapsed();
+        let is_ready = Stat::read(pid).is_ok_and(|stat| stat.state == 'R');
+        self.add(Duration::from_nanos(cpu_ns.saturating_sub(self.cpu_ns)), elapsed, is_ready);
+        self.cpu_ns = cpu_ns;
+    }
+
+    fn add(&mut self, cpu: Duration, elapsed: Duration, is_ready: bool) {
+        let waited = if is_ready { Duration::ZERO } else { elapsed.min(POLL * 2) };
+        self.spent += cpu.max(waited);
+    }
+
+    fn is_spent(&self) -> bool {
+        self.spent >= self.limit
     }
 }
 
@@ -110,10 +154,10 @@ impl Sandbox {
             return Err(Failed::Interrupted);
         }
         let left = TOTAL_TIME_MAX.checked_sub(self.spent).filter(|left| !left.is_zero()).ok_or(Failed::TotalTime)?;
-        let start = Instant::now();
         let limit = time_limit(files);
-        let result = self.try_name(files, depth, question, limit.min(left), take);
-        self.spent += start.elapsed();
+        let mut allowance = Allowance::new(limit.min(left));
+        let result = self.try_name(files, depth, question, &mut allowance, take);
+        self.spent += allowance.spent;
         result.map_err(|error| match self.judge(&error) {
             Failed::ModuleTime(_) if limit < left => Failed::ModuleTime(limit),
             Failed::ModuleTime(_) => Failed::TotalTime,
@@ -126,16 +170,15 @@ impl Sandbox {
         files: &Files<'_>,
         depth: Depth,
         question: Question<'_>,
-        limit: Duration,
+        allowance: &mut Allowance,
         mut take: impl FnMut(Names),
     ) -> io::Result<()> {
         self.start()?;
-        let deadline = Instant::now() + limit;
-        self.open(files, depth, deadline)?;
+        self.open(files, depth, allowance)?;
         let mut rest = question;
         while rest.len() > 0 {
             let (request, asked) = rest.request();
-            let Reply::Names(names) = self.ask(&request, &[], deadline)? else {
+            let Reply::Names(names) = self.ask(&request, &[], allowance)? else {
                 return Err(io::ErrorKind::InvalidData.into());
             };
             if !names.is_valid(asked, question) {
@@ -152,7 +195,7 @@ impl Sandbox {
             return Ok(());
         }
         self.process = Some(Companion::start(COMMAND).map_err(|error| io::Error::other(error.to_string()))?);
-        match self.receive(Instant::now() + START_TIME_MAX)? {
+        match self.receive(&mut Allowance::new(START_TIME_MAX))? {
             Reply::Ready(confinement) => self.confinement = Some(confinement),
             _ => return Err(io::ErrorKind::InvalidData.into()),
         }
@@ -160,14 +203,14 @@ impl Sandbox {
         Ok(())
     }
 
-    fn open(&mut self, files: &Files<'_>, depth: Depth, deadline: Instant) -> io::Result<()> {
+    fn open(&mut self, files: &Files<'_>, depth: Depth, allowance: &mut Allowance) -> io::Result<()> {
         let roles: Vec<Role> = files.iter().map(|(role, _)| role.clone()).collect();
         // A file that is too large for a copy is opened by the symbolizer, which may have to wait for its file system.
         let copy = |image: &Image| image.sealed_copy(COPY_BYTES_MAX).ok();
         let mut copies: Vec<Option<File>> =
             files.iter().map(|(_, image)| if image.is_whole() { None } else { copy(image) }).collect();
         let descriptors = descriptors(files, &copies);
-        let reply = self.ask(&Request::Open { roles: roles.clone(), depth }, &descriptors, deadline)?;
+        let reply = self.ask(&Request::Open { roles: roles.clone(), depth }, &descriptors, allowance)?;
         let Reply::Opened(refused) = reply else { return Err(io::ErrorKind::InvalidData.into()) };
         if refused.is_empty() {
             return Ok(());
@@ -177,30 +220,38 @@ impl Sandbox {
             let (Some((_, image)), Some(file)) = (files.get(index), copies.get_mut(index)) else { continue };
             *file = file.take().or_else(|| copy(image));
         }
-        match self.ask(&Request::Open { roles, depth }, &self::descriptors(files, &copies), deadline)? {
+        match self.ask(&Request::Open { roles, depth }, &self::descriptors(files, &copies), allowance)? {
             Reply::Opened(_) => Ok(()),
             _ => Err(io::ErrorKind::InvalidData.into()),
         }
     }
 
-    fn ask(&mut self, request: &Request, descriptors: &[BorrowedFd<'_>], deadline: Instant) -> io::Result<Reply> {
+    fn ask(
+        &mut self,
+        request: &Request,
+        descriptors: &[BorrowedFd<'_>],
+        allowance: &mut Allowance,
+    ) -> io::Result<Reply> {
         let channel = self.process.as_ref().and_then(Companion::channel).ok_or(io::ErrorKind::NotConnected)?;
         channel.send(&encode(request), descriptors)?;
-        self.receive(deadline)
+        self.receive(allowance)
     }
 
-    fn receive(&self, deadline: Instant) -> io::Result<Reply> {
-        let channel = self.process.as_ref().and_then(Companion::channel).ok_or(io::ErrorKind::NotConnected)?;
+    fn receive(&self, allowance: &mut Allowance) -> io::Result<Reply> {
+        let process = self.process.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+        let channel = process.channel().ok_or(io::ErrorKind::NotConnected)?;
+        allowance.resume(process.pid());
         let wait = || loop {
             if self.interrupt.is_raised() {
                 return Err(io::ErrorKind::Interrupted.into());
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-            if channel.readable(left.min(POLL))? {
+            let is_answered = channel.readable(POLL)?;
+            allowance.spend(process.pid());
+            if is_answered {
                 return Ok(());
+            }
+            if allowance.is_spent() {
+                return Err(io::ErrorKind::TimedOut.into());
             }
         };
         let message = channel.receive_while(REPLY_BYTES_MAX, wait)?.ok_or(io::ErrorKind::UnexpectedEof)?;
@@ -285,5 +336,26 @@ fn describe(signal: i32) -> String {
         libc::SIGXCPU => "SIGXCPU (its CPU time limit)".to_owned(),
         libc::SIGKILL => "SIGKILL".to_owned(),
         signal => format!("signal {signal}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_the_symbolizer_uses_or_waits_for_counts() {
+        let milliseconds = Duration::from_millis;
+        let mut allowance = Allowance::new(milliseconds(300));
+        // It waits for a processor, which the machine gives to others; then the machine stands still for a minute.
+        allowance.add(milliseconds(10), milliseconds(50), true);
+        allowance.add(milliseconds(10), milliseconds(60_000), true);
+        assert_eq!(allowance.spent, milliseconds(20));
+        allowance.add(Duration::ZERO, milliseconds(60_000), false);
+        assert_eq!((allowance.spent, allowance.is_spent()), (milliseconds(120), false));
+        // It waits for a file that does not come.
+        allowance.add(Duration::ZERO, milliseconds(50), false);
+        allowance.add(milliseconds(130), milliseconds(130), true);
+        assert!(allowance.is_spent());
     }
 }
