@@ -45,6 +45,63 @@ pub fn wait_for_mappings(pid: Pid) {
 }
 
 fn read_by(pid: Pid, ranges: &[(u64, usize)], buffer: &mut [u8]) -> io::Result<usize> {
+    let pagemap = File::open(entry_path(pid, "pagemap")).ok();
+    let shared: Vec<Vec<bool>> =
+        pagemap.iter().flat_map(|pagemap| ranges.iter().map(|range| shared_pages(pagemap, *range))).collect();
+    if shared.iter().flatten().any(|is_shared| *is_shared) {
+        return read_by_parts(pid, ranges, &shared, buffer);
+    }
+    read_at_once(pid, ranges, buffer)
+}
+
+/// Which pages of a range are anonymous memory that another process has, too, since a fork.
+///
+/// `process_vm_readv` pins the pages that it reads, and since Linux 5.19 a process gets copies of such pages for that
+/// (`gup_must_unshare` in mm/internal.h): reading the heap of a server's worker would double its memory. `/proc/PID/mem` does not pin.
+fn shared_pages(pagemap: &File, (address, length): (u64, usize)) -> Vec<bool> {
+    let range = address.checked_add(length as u64).map_or(0..0, |end| address..end);
+    entries(pagemap, range).map(|entries| entries.into_iter().map(is_shared_anonymous).collect()).unwrap_or_default()
+}
+
+/// See Documentation/admin-guide/mm/pagemap.rst: in memory, not of a file, and not mapped exclusively.
+fn is_shared_anonymous(entry: u64) -> bool {
+    const MASK: u64 = 1 << 63 | 1 << 61 | 1 << 56;
+    entry & MASK == 1 << 63
+}
+
+/// Reads ranges of which some pages are shared since a fork: these by `/proc/PID/mem`.
+fn read_by_parts(pid: Pid, ranges: &[(u64, usize)], shared: &[Vec<bool>], buffer: &mut [u8]) -> io::Result<usize> {
+    let page_bytes = rustix::param::page_size() as u64;
+    let memory = File::open(entry_path(pid, "mem"))?;
+    let mut done = 0;
+    for (&(address, length), shared) in ranges.iter().zip(shared) {
+        let mut at = address;
+        let end = address.saturating_add(length as u64);
+        let runs = shared.chunk_by(PartialEq::eq).map(|run| (run[0], run.len() as u64)).chain([(false, u64::MAX)]);
+        for (is_shared, pages) in runs {
+            let behind = (at / page_bytes).saturating_add(pages).saturating_mul(page_bytes).min(end);
+            let part_bytes = usize::try_from(behind.saturating_sub(at)).map_err(io::Error::other)?;
+            let room = buffer.len() - done;
+            let part = &mut buffer[done..done + part_bytes.min(room)];
+            let read = match is_shared {
+                _ if part.is_empty() => Ok(0),
+                true => memory.read_at(part, at),
+                false => read_at_once(pid, &[(at, part.len())], part),
+            };
+            match read {
+                Ok(bytes) if bytes == part.len() => done += bytes,
+                Ok(bytes) if done + bytes > 0 => return Ok(done + bytes),
+                Err(_) if done > 0 => return Ok(done),
+                Ok(_) => return Err(io::Error::from_raw_os_error(libc::EFAULT)),
+                Err(error) => return Err(error),
+            }
+            at = behind;
+        }
+    }
+    Ok(done)
+}
+
+fn read_at_once(pid: Pid, ranges: &[(u64, usize)], buffer: &mut [u8]) -> io::Result<usize> {
     let raw_pid = libc::pid_t::try_from(pid.0).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
     let remote: Vec<libc::iovec> = ranges.iter().map(|&(address, length)| remote_range(address, length)).collect();
     let local = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
@@ -97,6 +154,39 @@ pub fn has_file_page(pid: Pid, address: u64) -> io::Result<bool> {
 pub fn is_in_memory(pid: Pid, address: u64) -> io::Result<bool> {
     const PRESENT_OR_SWAPPED: u64 = 1 << 63 | 1 << 62;
     Ok(pagemap_entry(pid, address)? & PRESENT_OR_SWAPPED != 0)
+}
+
+/// Where the content of a page is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageState {
+    /// In memory: reading it waits for nothing, and changes nothing of the process.
+    Present,
+    Swapped,
+    /// Nowhere, or in a file. Anonymous memory is zero there.
+    Absent,
+}
+
+/// The states of the pages of a range, by address. `pagemap` is that file of the process. See
+/// Documentation/admin-guide/mm/pagemap.rst.
+pub fn page_states(pagemap: &File, range: Range<u64>) -> io::Result<Vec<PageState>> {
+    const PRESENT: u64 = 1 << 63;
+    const SWAPPED: u64 = 1 << 62;
+    let state = |entry: u64| match entry {
+        entry if entry & PRESENT != 0 => PageState::Present,
+        entry if entry & SWAPPED != 0 => PageState::Swapped,
+        _ => PageState::Absent,
+    };
+    Ok(entries(pagemap, range)?.into_iter().map(state).collect())
+}
+
+/// Entries of the pages of a range.
+fn entries(pagemap: &File, range: Range<u64>) -> io::Result<Vec<u64>> {
+    let page_bytes = rustix::param::page_size() as u64;
+    let (first, behind) = (range.start / page_bytes, range.end.div_ceil(page_bytes));
+    let count = usize::try_from(behind.saturating_sub(first)).map_err(io::Error::other)?;
+    let mut bytes = vec![0; count * 8];
+    pagemap.read_exact_at(&mut bytes, first * 8)?;
+    Ok(bytes.as_chunks().0.iter().map(|entry| u64::from_ne_bytes(*entry)).collect())
 }
 
 /// Entry of a page. See Documentation/admin-guide/mm/pagemap.rst.
@@ -275,3 +365,70 @@ const SWAPPED: u64 = 1 << 4;
 const ZEROS: u64 = 1 << 5;
 const HUGE: u64 = 1 << 6;
 const GUARD: u64 = 1 << 8;
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead as _, BufReader};
+    use std::process::{Command, Stdio};
+
+    use heapbpf_base::testing::Workshop;
+
+    use super::*;
+
+    /// A parent fills 64 pages, and forks a child, which changes every fourth one.
+    const FORKING: &str = r#"
+        #include <stdio.h>
+        #include <stdlib.h>
+        #include <string.h>
+        #include <unistd.h>
+        int main(void) {
+            char *pages = aligned_alloc(4096, 64 * 4096);
+            for (int page = 0; page < 64; page++) memset(pages + page * 4096, page + 1, 4096);
+            if (fork()) return getchar() && 0;
+            for (int page = 0; page < 64; page += 4) pages[page * 4096] = 100;
+            printf("%d %lu\n", getpid(), (unsigned long) pages);
+            fflush(stdout);
+            return getchar() && 0;
+        }
+    "#;
+
+    #[test]
+    fn reading_a_forked_child_copies_none_of_its_pages() {
+        let workshop = Workshop::new();
+        let program = workshop.compile("gcc", "forking.c", FORKING, &["-O1"]);
+        let mut parent =
+            Command::new(program).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it was compiled");
+        let mut line = String::new();
+        BufReader::new(parent.stdout.take().expect("a pipe")).read_line(&mut line).expect("it prints a line");
+        let (pid, start) = line.trim().split_once(' ').expect("two numbers");
+        let (pid, start) = (Pid(pid.parse().expect("a number")), start.parse::<u64>().expect("a number"));
+        let pagemap = File::open(entry_path(pid, "pagemap")).expect("it runs");
+        let states = || entries(&pagemap, start..start + 64 * 4096).expect("it is mapped");
+        let before = states();
+        assert_eq!(before.iter().filter(|entry| is_shared_anonymous(**entry)).count(), 48);
+        let mut buffer = vec![0; 64 * 4096 - 100];
+        let split = [(start + 50, 100_000), (start + 50 + 100_000, buffer.len() - 100_000)];
+        assert_eq!(read(pid, &split, &mut buffer).expect("it is mapped"), buffer.len());
+        let mut expected: Vec<u8> = (0..64_u8).flat_map(|page| [page + 1; 4096]).collect();
+        expected.iter_mut().step_by(4 * 4096).for_each(|byte| *byte = 100);
+        assert!(buffer == expected[50..64 * 4096 - 50], "other bytes were read");
+        assert_eq!(
+            read_words(pid, &[start, start + 4096, 8]),
+            [Some(0x0101_0101_0101_0164), Some(u64::MAX / 255 * 2), None]
+        );
+        assert_eq!(states(), before, "the kernel has copied pages");
+        // Both end with their input.
+        drop(parent.stdin.take());
+        parent.wait().expect("it is ours");
+    }
+
+    #[test]
+    fn reads_end_at_the_first_unreadable_byte() {
+        let own = Pid(std::process::id());
+        let bytes = [7_u8; 16];
+        let mut buffer = [0; 24];
+        let ranges = [(bytes.as_ptr().expose_provenance() as u64, 16), (NOWHERE, 8)];
+        assert_eq!(read(own, &ranges, &mut buffer).expect("the first range is ours"), 16);
+        assert_eq!(read(own, &[(8, 8)], &mut [0; 8]).map_err(|error| error.raw_os_error()), Err(Some(libc::EFAULT)));
+    }
+}
