@@ -25,6 +25,7 @@ mod interpreter;
 mod keeper;
 mod live;
 mod object;
+mod object_types;
 mod probe;
 mod process;
 mod push;

@@ -41,6 +41,7 @@ mod matrix;
 mod mmap_heap;
 mod model;
 mod newcomer;
+mod object_types;
 mod observation;
 mod overload;
 mod pages;

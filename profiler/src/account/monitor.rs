@@ -12,7 +12,7 @@ use heapbpf_base::memory::Span;
 use heapbpf_base::shown;
 use heapbpf_base::units::{EstimatedBytes, MonotonicNanos};
 use heapbpf_ledger::model::{
-    HeapProfile, Inventory, MemoryAccount, MemoryFacts, MemoryMapping, MemoryPart, MemoryPoint,
+    HeapProfile, Inventory, MemoryAccount, MemoryFacts, MemoryMapping, MemoryPart, MemoryPoint, ObjectTypes,
 };
 use heapbpf_ledger::{Ledger, LiveAllocation};
 use heapbpf_linux::proc::maps::{Region, RegionKind};
@@ -131,6 +131,13 @@ impl MemoryMonitor {
             points.extend(first.divide_again(&self.evidence));
         }
         let facts = MemoryFacts { points, inventory: Some(inventory), ..MemoryFacts::default() };
+        Arc::make_mut(&mut self.account).extend(facts.clone());
+        facts
+    }
+
+    /// Sets the last count of the objects of a runtime. Returns the facts that were changed.
+    pub(crate) fn set_objects(&mut self, types: ObjectTypes) -> MemoryFacts {
+        let facts = MemoryFacts { objects: vec![types], ..MemoryFacts::default() };
         Arc::make_mut(&mut self.account).extend(facts.clone());
         facts
     }

@@ -116,6 +116,11 @@ pub(super) struct RecordArgs {
     #[arg(help_heading = TARGETS, long)]
     pub(super) no_inventory: bool,
 
+    /// Do not count the objects of Python programs by type. By default, heapbpf reads the heaps of their interpreters when the
+    /// recording begins, from time to time, and for each report, while they run. See docs/types.md.
+    #[arg(help_heading = TARGETS, long)]
+    pub(super) no_types: bool,
+
     /// Take no inventory of a process with more resident memory, so that it is not stopped for long.
     #[arg(help_heading = TARGETS, long, value_name = "BYTES", default_value = "1GiB", value_parser = values::size, conflicts_with = "no_inventory")]
     pub(super) inventory_max: u64,

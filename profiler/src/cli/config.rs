@@ -30,6 +30,7 @@ pub(super) const SETTINGS: [(&str, &[&str]); 5] = [
             "hold",
             "no-follow-fork",
             "no-inventory",
+            "no-types",
             "inventory-max",
             "inventory-stop-max",
             "view",

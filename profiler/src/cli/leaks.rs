@@ -163,6 +163,7 @@ async fn record(
         // At a higher interval, more blocks would have no stack.
         on_overload: OverloadPolicy::Drop,
         inventory_bytes_max: 0,
+        object_types: false,
         checks: Some(args.snapshot),
         ..SessionConfig::default()
     };

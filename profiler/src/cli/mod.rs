@@ -32,6 +32,7 @@ mod terminal;
 mod top;
 mod top_settings;
 mod top_view;
+mod types;
 mod user;
 mod values;
 mod views;
@@ -105,6 +106,7 @@ fn execute(cli: Cli, inherited: Inherited) -> Result<u8> {
         Some(Command::Leaks(args)) => leaks::run(*args, inherited),
         Some(Command::Top(args)) => top::run(*args, inherited),
         Some(Command::Open(args)) => open::run(&args),
+        Some(Command::Types(args)) => types::run(&args),
         Some(Command::DoctorTarget) => {
             serve(std::io::stdin().lock(), terminal::output()).map(|()| exit::DONE).map_err(Into::into)
         }

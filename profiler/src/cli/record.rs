@@ -120,6 +120,7 @@ fn config(args: &RecordArgs) -> Result<SessionConfig> {
         by_thread: args.presentation.by_thread(),
         jvm_perf_maps: args.jvm_perfmap,
         inventory_stop_max: args.inventory_stop_max,
+        object_types: !args.no_types,
         inventory_bytes_max: if args.no_inventory { 0 } else { args.inventory_max },
         recording: recording_path(&args.common.output.output).map(|path| (path.clone(), args.max_size)),
         older_than: args.older_than,

@@ -2,8 +2,20 @@
 
 /// The command whose name is most similar to a mistyped word: at most a letter in three differs.
 pub(super) fn similar(word: &str) -> Option<&'static str> {
-    const NAMES: [&str; 11] =
-        ["record", "convert", "symbolize", "agent", "doctor", "diff", "leaks", "top", "open", "completions", "man"];
+    const NAMES: [&str; 12] = [
+        "record",
+        "convert",
+        "symbolize",
+        "agent",
+        "doctor",
+        "diff",
+        "leaks",
+        "top",
+        "open",
+        "types",
+        "completions",
+        "man",
+    ];
     let distances = NAMES.map(|name| (strsim::osa_distance(word, name), name));
     let close = distances.into_iter().filter(|(distance, name)| *distance > 0 && distance * 3 <= name.len());
     close.min().map(|(_, name)| name)

@@ -6,11 +6,13 @@ use std::sync::Arc;
 
 use heapbpf_base::language::Language;
 use heapbpf_base::language::facts::Functions;
+use heapbpf_base::units::MonotonicNanos;
 use heapbpf_ledger::ingest::field::DecodeError;
+use heapbpf_ledger::model::ObjectTypes;
 use heapbpf_linux::bpf_map::ArrayValue;
 use profiler_common::record::RecordKind;
 
-use super::memory::Memory;
+use super::memory::{HeapMemory, Memory};
 use super::process::Process;
 use crate::object::ObjectError;
 use crate::object::interpreted::{Code, CodeBody, Function, PlacedCode};
@@ -49,6 +51,16 @@ pub(super) struct Record {
 pub(crate) trait Runtime: Debug + Send + Sync {
     /// Finds the runtime's structures in a process that maps the module. Returns `None` if it has not started yet.
     fn enter(&self, process: &Process) -> Result<Option<Entered>, String>;
+
+    /// Counts the objects in the runtime's own heap by type, while the process runs. `None` if heapbpf does not know how.
+    fn object_types(
+        &self,
+        _process: &Process,
+        _memory: &dyn HeapMemory,
+        _time: MonotonicNanos,
+    ) -> Option<Result<ObjectTypes, String>> {
+        None
+    }
 }
 
 /// A runtime of a process.

@@ -84,6 +84,8 @@ pub struct SessionConfig {
     /// Maximum resident memory of a running process whose heap is walked, so that the profile contains its live blocks.
     /// 0 disables walks.
     pub inventory_bytes_max: u64,
+    /// Whether objects of runtimes are counted by type.
+    pub object_types: bool,
     /// Maximum time for which a process is stopped to take its inventory.
     pub inventory_stop_max: Duration,
     /// Make Java virtual machines write perf maps.
@@ -127,6 +129,7 @@ impl Default for SessionConfig {
             callsites_max: CALLSITES_MAX,
             counts_programs: false,
             inventory_bytes_max: 1 << 30,
+            object_types: true,
             inventory_stop_max: Duration::from_millis(500),
             jvm_perf_maps: false,
             scan_period: Duration::from_secs(1),

@@ -16,6 +16,7 @@ use super::config::SessionConfig;
 use super::earlier::Inventories;
 use super::go_profile::GoProfiles;
 use super::lifecycle::Lifecycle;
+use super::object_counts::ObjectCounts;
 use super::probes::Probes;
 use super::process_table::ProcessTable;
 use super::rates::Rates;
@@ -49,6 +50,7 @@ pub(super) struct Owners<'session> {
     pub(super) inventories: &'session mut Inventories,
     pub(super) residency: &'session mut Residency,
     pub(super) go: &'session mut GoProfiles,
+    pub(super) objects: &'session mut ObjectCounts,
 }
 
 impl Intake {
@@ -186,6 +188,7 @@ impl Owners<'_> {
                 }
                 self.inventories.give_up(exec.pid);
                 self.go.forget(exec.pid);
+                self.objects.forget(exec.pid);
                 self.forget_pages(exec.pid);
                 self.lifecycle.executed(exec, self.processes, self.config.grace());
             }

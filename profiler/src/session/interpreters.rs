@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use heapbpf_base::ids::{ModuleId, Pid};
 use heapbpf_base::language::Language;
 use heapbpf_base::language::facts::Role;
+use heapbpf_base::units::MonotonicNanos;
 use heapbpf_ledger::ingest::field::DecodeError;
 use heapbpf_ledger::ingest::record::RawCode;
-use heapbpf_ledger::model::{InterpreterFrames, LanguageFunctions};
+use heapbpf_ledger::model::{InterpreterFrames, LanguageFunctions, ObjectTypes};
 use heapbpf_ledger::snapshot::Stack;
 use heapbpf_linux::patience::within_a_second;
 use heapbpf_linux::{clock, process_memory};
@@ -22,6 +23,7 @@ use tracing::{debug, info};
 
 use crate::bpf::counters::Counters;
 use crate::interpreter::implementation::{self, NamedCode, Reader, Sent};
+use crate::interpreter::memory::HeapMemory;
 use crate::interpreter::{self, CodeMapping, Process, control_block, may_define_threads};
 use crate::object::interpreted::{Code, CodeBody, Function, PlacedCode};
 use crate::object::module::{Module, ModuleStore};
@@ -60,6 +62,8 @@ pub(super) struct Interpreters {
     functions: BTreeMap<Language, Functions>,
     /// With frames of their interpreters.
     supported: FxHashSet<(Pid, Language)>,
+    /// Their heaps.
+    heaps: FxHashMap<Pid, Vec<RuntimeHeap>>,
     /// Where their code is, and what reads it.
     readers: FxHashMap<(Pid, Language), KnownReader>,
     /// Reads of their memory do not end.
@@ -160,6 +164,32 @@ impl Spent {
     }
 }
 
+/// A runtime's own heap in a process.
+#[derive(Clone, Debug)]
+pub(super) struct RuntimeHeap {
+    pub(super) language: Language,
+    runtime: Arc<dyn implementation::Runtime>,
+    bias: u64,
+}
+
+impl RuntimeHeap {
+    /// Whether it is in the same place of the same module.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.runtime, &other.runtime) && self.bias == other.bias
+    }
+
+    /// Counts its objects by type. `None` of a runtime of which heapbpf does not know how.
+    pub(super) fn count(
+        &self,
+        pid: Pid,
+        memory: &dyn HeapMemory,
+        time: MonotonicNanos,
+    ) -> Option<Result<ObjectTypes, String>> {
+        let process = Process { pid, bias: self.bias, uses_musl: false, control_block: None, code: Vec::new() };
+        self.runtime.object_types(&process, memory, time)
+    }
+}
+
 /// What a process contains, for the kernel side.
 #[derive(Clone, Default)]
 pub(super) struct Found {
@@ -191,6 +221,10 @@ impl Interpreters {
             let code = code_mappings(space, modules, id);
             let control_block = self.control_block(space, modules, id);
             let process = Process { pid, bias, uses_musl: uses_musl(space, modules), control_block, code };
+            let heap = RuntimeHeap { language, runtime: Arc::clone(&runtime), bias };
+            let heaps = self.heaps.entry(pid).or_default();
+            heaps.retain(|known| known.language != language);
+            heaps.push(heap);
             match self.read(pid, move || runtime.enter(&process)) {
                 Ok(None) => *self.starting.entry(pid).or_default() += 1,
                 Ok(Some(entered)) => {
@@ -276,6 +310,11 @@ impl Interpreters {
         if self.readers.get(&(pid, language)).is_none_or(|known| known.place != place) {
             self.readers.insert((pid, language), KnownReader { place, reader: Arc::new(Mutex::new(reader)) });
         }
+    }
+
+    /// Heaps of the runtimes that a process has.
+    pub(super) fn heaps(&self, pid: Pid) -> &[RuntimeHeap] {
+        self.heaps.get(&pid).map_or(&[], Vec::as_slice)
     }
 
     /// Whether the process has a virtual machine that had not generated its interpreter when it was last read.
@@ -480,6 +519,7 @@ impl Interpreters {
                 self.count_unread(&code, Unnamed::NotRead);
             }
             self.process_times.retain(|pid, _| kept.contains(pid));
+            self.heaps.retain(|pid, _| kept.contains(pid));
             self.starting.retain(|pid, _| kept.contains(pid));
             modules.codes().keep(&kept);
         }

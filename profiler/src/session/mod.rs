@@ -22,6 +22,7 @@ mod links;
 mod mappings;
 mod memory;
 mod meter;
+mod object_counts;
 mod overload;
 mod probes;
 mod process_table;

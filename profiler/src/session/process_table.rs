@@ -11,7 +11,7 @@ use heapbpf_base::ids::{HeapId, Identity, LedgerId, Pid, StackId};
 use heapbpf_base::units::{EstimatedBytes, MonotonicNanos};
 use heapbpf_ledger::ingest::event::{Allocation, Event, Free, Stack};
 use heapbpf_ledger::ingest::record::Exec;
-use heapbpf_ledger::model::{End, Inventory, Others, Skipped};
+use heapbpf_ledger::model::{End, Inventory, ObjectTypes, Others, Skipped};
 use heapbpf_ledger::timeline::{SampleTrigger, TimelinePoint};
 use heapbpf_ledger::totals::Totals;
 use heapbpf_ledger::{CallsiteLimit, Ledger, LiveAllocation};
@@ -296,6 +296,15 @@ impl ProcessTable {
         let Some(target) = self.running.get_mut(&pid) else { return };
         target.awaits_inventory = false;
         let facts = target.memory.set_inventory(inventory, &target.ledger);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.memory(&target.ledger, facts);
+        }
+    }
+
+    /// Sets the last count of the objects of a runtime.
+    pub(super) fn set_objects(&mut self, pid: Pid, types: ObjectTypes) {
+        let Some(target) = self.running.get_mut(&pid) else { return };
+        let facts = target.memory.set_objects(types);
         if let Some(recorder) = &mut self.recorder {
             recorder.memory(&target.ledger, facts);
         }

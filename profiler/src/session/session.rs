@@ -34,6 +34,7 @@ use super::keeper_monitor::KeeperMonitor;
 use super::lifecycle::{Lifecycle, UNREACHED};
 use super::memory::{MemorySampler, MemoryScene};
 use super::meter::ProgressMeter;
+use super::object_counts::ObjectCounts;
 use super::overload::{LiveSizes, Load};
 use super::probes::Probes;
 use super::process_table::ProcessTable;
@@ -74,6 +75,7 @@ pub struct Session {
     inventories: Inventories,
     residency: Residency,
     go: GoProfiles,
+    objects: ObjectCounts,
     selected: Selected,
     first_attached: Option<Instant>,
 }
@@ -121,6 +123,7 @@ impl Session {
             rates: Rates::new(&config),
             residency: Residency::new(config.heaps.is_pages_alone()),
             go: GoProfiles::default(),
+            objects: ObjectCounts::default(),
             intake: Intake::new(probes.kernel.take_ring()?),
             resync: Resync::new(&probes.kernel)?,
             processes,
@@ -354,9 +357,33 @@ impl Session {
 
     /// Enters a batch of records. Returns whether it emptied the ring buffer.
     fn take_records(&mut self) -> bool {
-        let Self { intake, config, probes, processes, lifecycle, rates, resync, inventories, residency, go, .. } = self;
+        let Self {
+            intake,
+            config,
+            probes,
+            processes,
+            lifecycle,
+            rates,
+            resync,
+            inventories,
+            residency,
+            go,
+            objects,
+            ..
+        } = self;
         processes.record_corrections();
-        intake.take(&mut Owners { config, probes, processes, lifecycle, rates, resync, inventories, residency, go })
+        intake.take(&mut Owners {
+            config,
+            probes,
+            processes,
+            lifecycle,
+            rates,
+            resync,
+            inventories,
+            residency,
+            go,
+            objects,
+        })
     }
 
     /// Adapts intervals to the load. `fill_bytes` were in the ring buffer before the drain.
@@ -434,6 +461,7 @@ impl Session {
         let now = clock::now();
         self.catch_up();
         self.go.read_all(&mut self.processes, now.monotonic);
+        self.objects.count_all(&mut self.processes);
         self.complete_pages();
         self.forget_borrowers();
         self.complete_programs();

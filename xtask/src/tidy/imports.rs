@@ -35,6 +35,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("check", "collect keeper object snapshot symbolize process unwind walk"),
     ("recording", "object process snapshot symbolize"),
     ("go_heap", "object"),
+    ("object_types", "interpreter object process"),
     ("guardrail", ""),
     ("session", "*"),
     ("live", "session snapshot symbolize"),

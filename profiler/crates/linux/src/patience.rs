@@ -11,12 +11,17 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Runs `work` on a thread of its own. Returns `None` after a second: the thread stays until the work or the process ends, so the
 /// caller must not try again with the same target.
 pub fn within_a_second<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    within(PATIENCE, work)
+}
+
+/// Runs `work` like [`within_a_second`], for another time.
+pub fn within<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (sender, receiver) = sync_channel(1);
     let thread = thread::Builder::new().name("heapbpf-read".to_owned());
     // The receiver may have given up.
     let spawned = thread.spawn(move || drop(sender.send(work())));
     spawned.ok()?;
-    receiver.recv_timeout(PATIENCE).ok()
+    receiver.recv_timeout(limit).ok()
 }
 
 #[cfg(test)]

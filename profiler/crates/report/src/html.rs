@@ -11,7 +11,9 @@ use columns::{
     CallsiteColumns, Frames, Functions, HistoryColumns, Names, Nodes, Number, SourceColumns, Stacks, float, millis,
 };
 use flate2::{Compression, GzBuilder};
-use heapbpf_ledger::model::{HeapProfile, HookStatus, Leaks, MemoryAccount, Profile, TargetProfile};
+use heapbpf_ledger::model::{
+    HeapProfile, HookStatus, Leaks, MemoryAccount, ObjectType, ObjectTypes, Profile, TargetProfile,
+};
 use heapbpf_ledger::totals::Totals;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -191,6 +193,7 @@ fn facts(profile: &Profile, target: &TargetProfile) -> Value {
         "heaps": target.heaps.iter().map(heap).collect::<Vec<_>>(),
         "threads": target.threads,
         "memory": memory_points(profile, &target.memory),
+        "objects": target.memory.objects().iter().map(|counted| objects(profile, counted)).collect::<Vec<_>>(),
         "leaks": target.leaks.as_ref().map(|leaks| self::leaks(leaks, target)),
     })
 }
@@ -229,6 +232,23 @@ fn memory_points(profile: &Profile, account: &MemoryAccount) -> Value {
         json!({ "time": millis(profile, point.time), "parts": parts.collect::<Vec<_>>() })
     });
     points.collect()
+}
+
+/// Objects of a runtime, by type. The columns of a type are its name, objects, bytes with those of large tables, and the growths of both.
+fn objects(profile: &Profile, counted: &ObjectTypes) -> Value {
+    let row = |one: &ObjectType| json!([one.name, one.objects, one.all_bytes(), one.grown_objects, one.grown_bytes]);
+    json!({
+        "language": counted.language.name(),
+        "time": millis(profile, counted.time),
+        "since": counted.since.map(|time| millis(profile, time)),
+        "types": counted.types.iter().map(row).collect::<Vec<_>>(),
+        "more_types": counted.more_types,
+        "blocks": [counted.blocks.blocks, counted.blocks.bytes],
+        "other": [counted.other.blocks, counted.other.bytes],
+        "unread": [counted.unread.blocks, counted.unread.bytes],
+        "reserved_bytes": counted.reserved_bytes,
+        "one_of": counted.one_of,
+    })
 }
 
 fn header(profile: &Profile) -> Value {

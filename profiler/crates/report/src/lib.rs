@@ -72,6 +72,7 @@ mod proto;
 pub mod series;
 pub mod tables;
 pub mod text;
+pub mod types;
 mod usage;
 
 #[cfg(any(test, feature = "testing"))]

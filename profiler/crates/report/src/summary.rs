@@ -7,7 +7,7 @@ use std::slice;
 use heapbpf_base::ids::Pid;
 use heapbpf_base::units::{Amounts, EstimatedBytes, EstimatedCount};
 use heapbpf_ledger::details::Ages;
-use heapbpf_ledger::model::{End, HeapProfile, LeakCandidate, Leaks, Origin, Profile, TargetProfile};
+use heapbpf_ledger::model::{End, HeapProfile, LeakCandidate, Leaks, ObjectTypes, Origin, Profile, TargetProfile};
 use heapbpf_ledger::totals::Totals;
 
 use super::beginnings::beginnings;
@@ -61,6 +61,7 @@ pub fn summary(profile: &Profile, view: View, top: impl Into<Top>, width: Option
         page.gap();
     }
     page.leaks(profile);
+    page.objects(profile);
     page.health(profile, view);
     page.text
 }
@@ -387,6 +388,28 @@ impl Page {
         self.gap();
     }
 }
+
+const TYPES_MAX: usize = 8;
+
+impl Page {
+    /// Objects of the runtimes of the processes that have most of them.
+    fn objects(&mut self, profile: &Profile) {
+        let mut counted: Vec<(&TargetProfile, &ObjectTypes)> = profile
+            .targets
+            .iter()
+            .flat_map(|target| target.memory.objects().iter().map(move |counted| (target, counted)))
+            .collect();
+        counted.sort_by_key(|(_, counted)| Reverse(counted.typed_bytes()));
+        let several = profile.targets.len() > 1;
+        for (target, counted) in counted.into_iter().take(if several { TYPED_TARGETS_MAX } else { usize::MAX }) {
+            let whose = if several { format!(" of {}", describe::target(target)) } else { String::new() };
+            self.types(counted, TYPES_MAX, &whose);
+        }
+    }
+}
+
+/// Of several processes, those with most objects have a table.
+const TYPED_TARGETS_MAX: usize = 2;
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates, and it is not negative")]
 fn size(bytes: f64) -> String {

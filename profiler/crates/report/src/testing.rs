@@ -10,11 +10,11 @@ use heapbpf_base::language::Language;
 use heapbpf_base::units::{Amounts, MappedAmounts, MonotonicNanos, Rounding};
 use heapbpf_ledger::details::Details;
 use heapbpf_ledger::model::{
-    Beginning, CallsiteProfile, ChangeReason, Download, End, Frame, FrameId, FrameKind, Guardrails, Health,
+    Beginning, CallsiteProfile, ChangeReason, Download, End, Frame, FrameId, FrameKind, Guardrails, Health, HeapBlocks,
     HeapProfile, History, HookKind, HookStatus, InlineEngine, InlinedHeap, InterpreterFrames, IntervalChange,
     Inventory, LanguageFunctions, Loss, MemoryAccount, MemoryClass, MemoryFacts, MemoryMapping, MemoryPart,
-    MemoryPoint, NamesFrom, Origin, Others, Profile, Rights, Skipped, SymbolSource, Symbolization,
-    SymbolizationFailure, TargetFacts, TargetProfile, Unaccounted, UnfoundHook, UnnamedModule,
+    MemoryPoint, NamesFrom, ObjectType, ObjectTypes, Origin, Others, Profile, Rights, Skipped, SymbolSource,
+    Symbolization, SymbolizationFailure, TargetFacts, TargetProfile, Unaccounted, UnfoundHook, UnnamedModule,
 };
 use heapbpf_ledger::totals::Totals;
 use profiler_common::stack::StackEnd;
@@ -324,8 +324,37 @@ fn memory() -> MemoryAccount {
             error: None,
         }),
         undecided_bytes: Some(1_234_567),
+        objects: vec![objects()],
     });
     account
+}
+
+/// Sessions grew while rows became fewer; the name of a type is hostile.
+fn objects() -> ObjectTypes {
+    let one = |name: &str, objects: u64, bytes: u64, grown_objects: i64, grown_bytes: i64| ObjectType {
+        name: name.into(),
+        objects,
+        bytes,
+        large_bytes: if name == "dict" { 3 << 20 } else { 0 },
+        grown_objects,
+        grown_bytes,
+    };
+    ObjectTypes {
+        language: Language::Python,
+        time: MonotonicNanos(STARTED_MONOTONIC_NS + 2_000_000_000),
+        since: Some(MonotonicNanos(STARTED_MONOTONIC_NS)),
+        types: vec![
+            one("dict", 120, 96 << 10, 0, 1 << 20),
+            one("app.Session<&>", 40_000, 2 << 20, 30_000, 1 << 20),
+            one("app.Row\u{1b}[31m", 10, 640, -5, -320),
+        ],
+        more_types: 2,
+        blocks: HeapBlocks { blocks: 41_000, bytes: 5 << 20 },
+        other: HeapBlocks { blocks: 80, bytes: 4096 },
+        unread: HeapBlocks { blocks: 2, bytes: 1024 },
+        reserved_bytes: 8 << 20,
+        one_of: 1,
+    }
 }
 
 fn mapping(start: u64, name: &str, executable: bool) -> MemoryMapping {

@@ -290,6 +290,7 @@ impl Agent {
             unwind_bytes_max: UNWIND_BYTES_MAX,
             engine: if rules.may_inline() { Engine::Inline } else { Engine::Trap },
             inventory_bytes_max: 0,
+            object_types: false,
             scan_period: select.scan_every,
             limits: Limits {
                 memory_bytes_max: Some(budget.max_memory),

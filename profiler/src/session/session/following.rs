@@ -95,6 +95,20 @@ impl Session {
         self.go.begin(pid, Program { heap, id, is_whole }, &mut self.processes, clock::now().monotonic);
     }
 
+    /// Counts objects of the runtimes that targets have.
+    fn poll_objects(&mut self) {
+        if !self.config.object_types {
+            return;
+        }
+        let interpreters = &self.probes.unwinding.interpreters;
+        for target in self.processes.running().filter(|target| target.was_recorded() && !target.is_gone()) {
+            for heap in interpreters.heaps(target.pid) {
+                self.objects.begin(target.pid, heap.clone());
+            }
+        }
+        self.objects.poll(&mut self.processes);
+    }
+
     pub(super) fn begin_found(&mut self, target: Target, identity: Identity) {
         let command = target.command.clone();
         if let Err(error) = self.begin_target(target) {
@@ -214,6 +228,7 @@ impl Session {
         self.memory.poll(&mut self.processes, scene, now);
         self.poll_pages();
         self.go.poll(&mut self.processes, now);
+        self.poll_objects();
         let mut pids = self.lifecycle.due_for_hooks(true);
         // A third of the targets each time: polling takes about 20 µs per process.
         self.polls = self.polls.wrapping_add(1);
@@ -623,6 +638,7 @@ impl Session {
         let code = target.process.as_ref().and_then(Process::exit_now).and_then(|exit| exit.code);
         target.set_end(End::Exited { code });
         self.go.forget(pid);
+        self.objects.forget(pid);
         self.correct_drops_of(&mut target);
         self.forget_pages_of(&mut target);
         self.discard_at(&mut target, ended);

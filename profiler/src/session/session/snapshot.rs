@@ -82,6 +82,7 @@ impl Session {
     fn end_window(&mut self, reason: WindowReason, now: clock::Instant) -> Window {
         let window = self.windows.end(reason, now, &self.status());
         self.go.read_all(&mut self.processes, now.monotonic);
+        self.objects.count_all(&mut self.processes);
         let has_all_blocks = self.has_all_blocks();
         let scene = MemoryScene { plan: &self.probes.discovery.plan, residency: &self.residency, has_all_blocks };
         self.memory.sample_all(&mut self.processes, scene, now.monotonic);

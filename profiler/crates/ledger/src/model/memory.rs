@@ -7,6 +7,8 @@ use heapbpf_base::units::{MappedAmounts, MonotonicNanos};
 use serde::{Deserialize, Serialize};
 use strum::IntoStaticStr;
 
+use super::object_types::ObjectTypes;
+
 /// At most [`POINTS_MAX`](Self::POINTS_MAX) points: then every other one is dropped, except the first and the last.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryAccount {
@@ -22,6 +24,9 @@ pub struct MemoryAccount {
     inventory: Option<Inventory>,
     #[serde(skip)]
     undecided_bytes: u64,
+    /// The last count of each runtime.
+    #[serde(skip)]
+    objects: Vec<ObjectTypes>,
 }
 
 /// The blocks from before the recording, found by walking the heap.
@@ -128,6 +133,9 @@ pub struct MemoryFacts {
     /// Replaces the known number; `None` if it has not changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub undecided_bytes: Option<u64>,
+    /// Replace those of the same runtimes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub objects: Vec<ObjectTypes>,
 }
 
 /// Change of the resident memory between two points.
@@ -233,6 +241,11 @@ impl MemoryAccount {
         self.undecided_bytes
     }
 
+    /// Objects in the heaps of its runtimes, by type: the last count of each.
+    pub fn objects(&self) -> &[ObjectTypes] {
+        &self.objects
+    }
+
     /// Limits what it takes from a file.
     pub fn extend(&mut self, facts: MemoryFacts) {
         if let Some(mut inventory) = facts.inventory {
@@ -240,6 +253,11 @@ impl MemoryAccount {
             self.inventory = Some(inventory);
         }
         self.undecided_bytes = facts.undecided_bytes.unwrap_or(self.undecided_bytes);
+        for mut counted in facts.objects {
+            counted.bound();
+            self.objects.retain(|known| known.language != counted.language);
+            self.objects.push(counted);
+        }
         for runtime in facts.runtimes {
             if !self.runtimes.contains(&runtime) {
                 self.runtimes.push(runtime);
@@ -284,7 +302,9 @@ impl MemoryAccount {
     pub fn within(&self, start: MonotonicNanos, end: MonotonicNanos) -> Self {
         let first = self.points.partition_point(|point| point.time <= start).saturating_sub(1);
         let behind = self.points.partition_point(|point| point.time <= end);
-        Self { points: self.points.get(first..behind).unwrap_or_default().to_vec(), ..self.clone() }
+        let points = self.points.get(first..behind).unwrap_or_default().to_vec();
+        let objects = self.objects.iter().filter(|counted| counted.time <= end).cloned().collect();
+        Self { points, objects, ..self.clone() }
     }
 
     /// `None` with fewer than two points.

@@ -4,6 +4,7 @@ mod health;
 mod interpreter_frames;
 mod loss;
 mod memory;
+mod object_types;
 mod process;
 mod profile;
 mod program;
@@ -20,6 +21,7 @@ pub use loss::Loss;
 pub use memory::{
     Inventory, MemoryAccount, MemoryClass, MemoryFacts, MemoryGrowth, MemoryMapping, MemoryPart, MemoryPoint,
 };
+pub use object_types::{HeapBlocks, ObjectType, ObjectTypes};
 pub use process::{Beginning, End, HookKind, HookStatus, Origin, Others, Skipped, TargetFacts, TargetId};
 pub use profile::{
     CallsiteProfile, Change, Frame, FrameId, FrameKind, HeapProfile, History, LeakCandidate, Leaks, MappingProfile,

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use heapbpf_base::language::Language;
 use heapbpf_base::units::{MappedAmounts, MonotonicNanos};
-use heapbpf_ledger::model::{self, Inventory, MemoryPart, Profile};
+use heapbpf_ledger::model::{self, HeapBlocks, Inventory, MemoryPart, ObjectType, ObjectTypes, Profile};
 #[cfg(test)]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -28,6 +28,35 @@ pub(super) struct Memory<'a> {
     /// `pages` is without them.
     #[serde(default)]
     pub(super) undecided_bytes: u64,
+    /// Objects in the heaps of language runtimes, by type: the last count of each.
+    #[serde(default)]
+    pub(super) objects: Vec<Objects<'a>>,
+}
+
+/// Objects in the heap of a language runtime, by type.
+#[derive(Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
+pub(super) struct Objects<'a> {
+    /// The runtime.
+    pub(super) language: Language,
+    /// Time of the count, in nanoseconds since the Unix epoch.
+    pub(super) unix_ns: u64,
+    /// Time of the count that growths refer to; null in a first count.
+    pub(super) since_unix_ns: Option<u64>,
+    /// Types, the largest first.
+    pub(super) types: Cow<'a, [ObjectType]>,
+    /// Number of types that are not listed.
+    pub(super) more_types: u64,
+    /// All blocks of the heap.
+    pub(super) blocks: HeapBlocks,
+    /// Blocks that are neither objects nor tables of them.
+    pub(super) other: HeapBlocks,
+    /// Blocks that could not be read.
+    pub(super) unread: HeapBlocks,
+    /// Bytes that the heap has from the system.
+    pub(super) reserved_bytes: u64,
+    /// One of so many blocks was read: above 1, numbers are estimates.
+    pub(super) one_of: u64,
 }
 
 /// Memory of a mapping.
@@ -96,7 +125,38 @@ pub(super) fn describe<'a>(profile: &Profile, account: &'a model::MemoryAccount)
         growth: account.growth().map(growth),
         mappings: account.mappings().iter().map(mapping).collect(),
         undecided_bytes: account.undecided_bytes(),
+        objects: account.objects().iter().map(|counted| objects(profile, counted)).collect(),
     })
+}
+
+fn objects<'a>(profile: &Profile, counted: &'a ObjectTypes) -> Objects<'a> {
+    Objects {
+        language: counted.language,
+        unix_ns: profile.unix_ns(counted.time),
+        since_unix_ns: counted.since.map(|time| profile.unix_ns(time)),
+        types: Cow::Borrowed(&counted.types),
+        more_types: counted.more_types,
+        blocks: counted.blocks,
+        other: counted.other,
+        unread: counted.unread,
+        reserved_bytes: counted.reserved_bytes,
+        one_of: counted.one_of,
+    }
+}
+
+fn read_objects(objects: &Objects<'_>) -> ObjectTypes {
+    ObjectTypes {
+        language: objects.language,
+        time: MonotonicNanos(objects.unix_ns),
+        since: objects.since_unix_ns.map(MonotonicNanos),
+        types: objects.types.to_vec(),
+        more_types: objects.more_types,
+        blocks: objects.blocks,
+        other: objects.other,
+        unread: objects.unread,
+        reserved_bytes: objects.reserved_bytes,
+        one_of: objects.one_of.max(1),
+    }
 }
 
 fn mapping(mapping: &model::MemoryMapping) -> MemoryMapping<'_> {
@@ -132,6 +192,7 @@ pub(super) fn read(memory: Option<Memory<'_>>, inventory: Option<Inventory>) -> 
         parts: point.parts.into_owned(),
     };
     let undecided_bytes = memory.as_ref().map(|memory| memory.undecided_bytes);
+    let objects = memory.as_ref().map(|memory| memory.objects.iter().map(read_objects).collect()).unwrap_or_default();
     let (points, runtimes, mappings) = memory
         .map(|memory| {
             let mappings: Vec<_> = memory.mappings.iter().map(read_mapping).collect();
@@ -145,6 +206,7 @@ pub(super) fn read(memory: Option<Memory<'_>>, inventory: Option<Inventory>) -> 
         mappings,
         inventory,
         undecided_bytes,
+        objects,
     });
     account
 }

@@ -75,7 +75,12 @@ const OBJECTS: &[(&str, &str)] = &[
     ),
     ("/modules/0", "build_id path"),
     ("/targets/0/mappings/0", "bias end module offset start"),
-    ("/targets/0/memory", "growth mappings points runtimes undecided_bytes"),
+    ("/targets/0/memory", "growth mappings objects points runtimes undecided_bytes"),
+    (
+        "/targets/0/memory/objects/0",
+        "blocks language more_types one_of other reserved_bytes since_unix_ns types unix_ns unread",
+    ),
+    ("/targets/0/memory/objects/0/types/0", "bytes grown_bytes grown_objects large_bytes name objects"),
     (
         "/targets/0/memory/mappings/0",
         "access name private_clean_bytes private_dirty_bytes pss_bytes shared_clean_bytes shared_dirty_bytes size_bytes start swap_bytes",

@@ -1,0 +1,182 @@
+//! Counts the objects in the heaps of targets' runtimes by type: when a recording begins, from time to time, and for reports. A thread
+//! reads the memory of one process after the other, while it runs.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use heapbpf_base::ids::Pid;
+use heapbpf_base::language::Language;
+use heapbpf_ledger::model::ObjectTypes;
+use heapbpf_linux::clock;
+use tracing::{debug, info};
+
+use super::interpreters::RuntimeHeap;
+use super::process_table::ProcessTable;
+use crate::interpreter::memory::PresentMemory;
+
+/// Minimum time between two counts of a process.
+const PERIOD: Duration = Duration::from_secs(5);
+/// Time between two counts of a process, as a multiple of what one takes.
+const SHARE: u32 = 100;
+/// Time after which a runtime that has not started yet is read again, at first; each time twice as long.
+const RETRY: Duration = Duration::from_millis(250);
+/// Time for counts of all targets for a report.
+const REPORT_TIME: Duration = Duration::from_secs(3);
+/// A count that takes longer waits for memory that a target withholds: its process is not read again.
+const COUNT_TIME: Duration = Duration::from_secs(30);
+/// Processes whose first counts are kept.
+const PROCESSES_MAX: usize = 256;
+
+/// Counts of all targets.
+#[derive(Debug, Default)]
+pub(super) struct ObjectCounts {
+    heaps: BTreeMap<(Pid, Language), Heap>,
+    running: Option<Running>,
+}
+
+#[derive(Debug)]
+struct Heap {
+    runtime: RuntimeHeap,
+    /// The first count, which growths refer to.
+    first: Option<Arc<ObjectTypes>>,
+    due: Instant,
+    retry: Duration,
+}
+
+/// A count on its thread.
+#[derive(Debug)]
+struct Running {
+    key: (Pid, Language),
+    began: Instant,
+    result: Receiver<Counted>,
+}
+
+/// `None` of a runtime whose objects are not counted.
+type Counted = Option<Result<ObjectTypes, String>>;
+
+impl ObjectCounts {
+    /// Begins to count the objects of a runtime, unless that has begun.
+    pub(super) fn begin(&mut self, pid: Pid, runtime: RuntimeHeap) {
+        let key = (pid, runtime.language);
+        let is_known = self.heaps.get(&key).is_some_and(|heap| heap.runtime.is(&runtime));
+        if !is_known && self.heaps.len() < PROCESSES_MAX {
+            self.heaps.insert(key, Heap { runtime, first: None, due: Instant::now(), retry: RETRY });
+        }
+    }
+
+    /// Forgets a program that has ended, or was replaced.
+    pub(super) fn forget(&mut self, pid: Pid) {
+        self.heaps.retain(|(known, _), _| *known != pid);
+    }
+
+    /// Enters a count that is complete, and starts the next one that is due.
+    pub(super) fn poll(&mut self, processes: &mut ProcessTable) {
+        if let Some(running) = &self.running {
+            match running.result.try_recv() {
+                Ok(counted) => self.enter(counted, processes),
+                Err(TryRecvError::Disconnected) => self.enter(None, processes),
+                Err(TryRecvError::Empty) => self.give_up_late(),
+            }
+        }
+        if self.running.is_none() {
+            let now = Instant::now();
+            let due = self.heaps.iter().filter(|(_, heap)| heap.due <= now).min_by_key(|(_, heap)| heap.due);
+            if let Some(key) = due.map(|(key, _)| *key) {
+                self.start(key);
+            }
+        }
+    }
+
+    /// Counts all targets, for a report. What takes too long keeps its last count.
+    pub(super) fn count_all(&mut self, processes: &mut ProcessTable) {
+        let end = Instant::now() + REPORT_TIME;
+        let mut left: Vec<(Pid, Language)> = self.heaps.keys().copied().collect();
+        if let Some(running) = &self.running {
+            // It has begun before: its result is not that of now.
+            left.retain(|key| *key != running.key);
+            left.push(running.key);
+        }
+        loop {
+            if self.running.is_some() && !self.wait(end, processes) {
+                return;
+            }
+            let Some(key) = left.pop() else { return };
+            self.start(key);
+        }
+    }
+
+    /// Waits for the running count. Returns whether it is complete.
+    fn wait(&mut self, end: Instant, processes: &mut ProcessTable) -> bool {
+        let Some(running) = &self.running else { return true };
+        match running.result.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            Ok(counted) => self.enter(counted, processes),
+            Err(RecvTimeoutError::Disconnected) => self.enter(None, processes),
+            Err(RecvTimeoutError::Timeout) => {
+                self.give_up_late();
+                return false;
+            }
+        }
+        true
+    }
+
+    fn start(&mut self, key: (Pid, Language)) {
+        let Some(heap) = self.heaps.get(&key) else { return };
+        let (sender, result) = sync_channel(1);
+        let (pid, runtime) = (key.0, heap.runtime.clone());
+        let count = move || {
+            let counted = match PresentMemory::open(pid) {
+                Ok(memory) => runtime.count(pid, &memory, clock::now().monotonic),
+                Err(error) => Some(Err(error.to_string())),
+            };
+            // The session may have ended.
+            let _ = sender.send(counted);
+        };
+        match thread::Builder::new().name("heapbpf-types".to_owned()).spawn(count) {
+            Ok(_) => self.running = Some(Running { key, began: Instant::now(), result }),
+            Err(error) => {
+                debug!("process {pid}: its objects are not counted: {error}");
+                self.heaps.remove(&key);
+            }
+        }
+    }
+
+    /// Enters the result of the running count.
+    fn enter(&mut self, counted: Counted, processes: &mut ProcessTable) {
+        let Some(Running { key, began, .. }) = self.running.take() else { return };
+        let Some(heap) = self.heaps.get_mut(&key) else { return };
+        let pid = key.0;
+        match counted {
+            Some(Ok(mut types)) => {
+                let elapsed = began.elapsed();
+                heap.due = Instant::now() + PERIOD.max(elapsed * SHARE);
+                debug!("process {pid}: objects of {} were counted, in {elapsed:?}", key.1.name());
+                match &heap.first {
+                    Some(first) => types.compare(first),
+                    None => heap.first = Some(Arc::new(types.clone())),
+                }
+                types.limit();
+                processes.set_objects(pid, types);
+            }
+            Some(Err(reason)) => {
+                if heap.retry == RETRY {
+                    info!("process {pid}: objects of {} are not counted by type: {reason}", key.1.name());
+                }
+                heap.due = Instant::now() + heap.retry;
+                heap.retry = heap.retry.saturating_mul(2);
+            }
+            None => {
+                self.heaps.remove(&key);
+            }
+        }
+    }
+
+    fn give_up_late(&mut self) {
+        if let Some(running) = self.running.take_if(|running| running.began.elapsed() > COUNT_TIME) {
+            info!("process {}: its objects are not counted any more: reads of its memory do not end", running.key.0);
+            self.heaps.remove(&running.key);
+        }
+    }
+}
