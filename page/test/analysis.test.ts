@@ -3,6 +3,7 @@ import { describe, test } from "node:test";
 import { functionSums, moduleSums, modules } from "../src/analysis/functions.ts";
 import { bucketBounds, histogram } from "../src/analysis/histogram.ts";
 import { applyFilter, callsitesThrough, framesOf, functionsOf, keep, matchShare, matchingFrames, parseFilter, parseSearch, type Matcher, type Query } from "../src/analysis/query.ts";
+import { hasObjects, typeTable } from "../src/analysis/objects.ts";
 import { hotPath, sandwich, selfAmount, treeRows } from "../src/analysis/rows.ts";
 import { sourceAround } from "../src/analysis/source.ts";
 import { Tree, TreeShape } from "../src/analysis/tree.ts";
@@ -281,4 +282,33 @@ describe("10,000 callsites of 40 frames", () => {
   limit("filters", () => applyFilter(made, { focus: (name) => name.includes("7"), ignore: (name) => name.endsWith("9"), hide: (name) => name.endsWith("1") }));
   limit("match share", () => matchShare(made, (name) => name.includes("7"), shown.after));
   limit("histogram", () => histogram(made, "sizes", null));
+});
+
+describe("objects", () => {
+  const { targets } = golden("sampled");
+
+  test("types of a name are one row, with their growth", () => {
+    const counted = targets.find(({ objects }) => objects.length > 0);
+    assert.ok(counted !== undefined && hasObjects(targets));
+    const twice = typeTable([counted, counted], -1);
+    const once = typeTable([counted, counted], 1);
+    assert.deepEqual(once.names, ["dict", "app.Session<&>", "app.Row\u001b[31m"]);
+    assert.deepEqual(twice.names, once.names);
+    assert.deepEqual(once.objects, [120, 40_000, 10]);
+    assert.deepEqual(twice.objects, [240, 80_000, 20]);
+    assert.deepEqual(once.grownObjects, [0, 30_000, -5]);
+    assert.equal(once.bytes[0], (96 << 10) + (3 << 20));
+    assert.ok(once.hasGrowth);
+    assert.equal(twice.notes.length, 2);
+    assert.match(once.notes[0] ?? "", /^Python: 5\.0 MiB in 41,000 blocks .* 8\.0 MiB reserved; 4\.0 KiB no known objects; 1\.0 KiB not read; 2 smaller types not listed$/);
+  });
+
+  test("a first count has no growth, and most programs no objects", () => {
+    const first = targets.map((target) => ({ ...target, objects: target.objects.map((counted) => ({ ...counted, since: null, one_of: 3 })) }));
+    const table = typeTable(first, -1);
+    assert.ok(!table.hasGrowth);
+    assert.match(table.notes[0] ?? "", /one of 3 blocks was read: estimates$/);
+    assert.ok(!hasObjects(golden("exact").targets));
+    assert.deepEqual(typeTable(golden("exact").targets, -1).names, []);
+  });
 });

@@ -108,6 +108,23 @@ export interface MemoryPoint {
   readonly parts: readonly (readonly [title: string, bytes: number])[];
 }
 
+/** Objects of a runtime's heap, by type, when they were last counted. */
+export interface ObjectTypes {
+  readonly language: string;
+  readonly time: number;
+  /** Time of the count that growths refer to; null in a first count. */
+  readonly since: number | null;
+  /** The largest first. Bytes have those of large tables. */
+  readonly types: readonly (readonly [name: string, objects: number, bytes: number, grownObjects: number, grownBytes: number])[];
+  readonly more_types: number;
+  readonly blocks: readonly [blocks: number, bytes: number];
+  readonly other: readonly [blocks: number, bytes: number];
+  readonly unread: readonly [blocks: number, bytes: number];
+  readonly reserved_bytes: number;
+  /** Above 1, one of so many blocks was read, and numbers are estimates. */
+  readonly one_of: number;
+}
+
 export interface LeakCandidate {
   /** Index in the target's callsites. */
   readonly callsite: number;
@@ -146,6 +163,7 @@ export interface Target {
   readonly heaps: readonly Heap[];
   readonly threads: readonly Thread[];
   readonly memory: readonly MemoryPoint[];
+  readonly objects: readonly ObjectTypes[];
   readonly leaks: Leaks | null;
   readonly callsites: CallsiteColumns;
   readonly history: HistoryColumns;

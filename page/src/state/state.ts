@@ -4,7 +4,7 @@ import type { Period, Points } from "../data/points.ts";
 import type { Profile } from "../data/profile.ts";
 import { isView, type View } from "../data/document.ts";
 
-export const TABS = ["callsites", "functions", "top-down", "bottom-up", "callers", "modules", "sizes"] as const;
+export const TABS = ["callsites", "functions", "top-down", "bottom-up", "callers", "modules", "sizes", "types"] as const;
 export type Tab = (typeof TABS)[number];
 
 export const COLOURS = ["module", "kind"] as const;

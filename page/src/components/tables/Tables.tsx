@@ -3,6 +3,7 @@
 import type { JSX } from "preact";
 import { useMemo } from "preact/hooks";
 import { histogram } from "../../analysis/histogram.ts";
+import { hasObjects } from "../../analysis/objects.ts";
 import { sandwich } from "../../analysis/rows.ts";
 import { Tree } from "../../analysis/tree.ts";
 import { at } from "../../data/columns.ts";
@@ -16,6 +17,7 @@ import { Callsites } from "./Callsites.tsx";
 import { Functions, Modules } from "./Functions.tsx";
 import { Histogram } from "./Histogram.tsx";
 import { TreeTable } from "./TreeTable.tsx";
+import { Types } from "./Types.tsx";
 import { functionSums } from "../../analysis/functions.ts";
 import { cut } from "../../text.ts";
 
@@ -27,6 +29,7 @@ const TITLES: Readonly<Record<Tab, string>> = {
   callers: "Callers and callees",
   modules: "Modules",
   sizes: "Block sizes",
+  types: "Types",
 };
 
 const PANELS: Readonly<Record<Tab, () => JSX.Element>> = {
@@ -37,14 +40,18 @@ const PANELS: Readonly<Record<Tab, () => JSX.Element>> = {
   callers: Callers,
   modules: Modules,
   sizes: Sizes,
+  types: Types,
 };
 
 export function Tables(): JSX.Element {
-  const { state, update } = usePage();
-  const Panel = PANELS[state.tab];
+  const { model, state, update } = usePage();
+  // Only programs with objects that were counted have types.
+  const tabs: readonly Tab[] = hasObjects(model.profile.targets) ? TABS : TABS.filter((tab) => tab !== "types");
+  const current = tabs.includes(state.tab) ? state.tab : "callsites";
+  const Panel = PANELS[current];
   const move = (event: KeyboardEvent): void => {
     const by = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
-    const next = TABS[(TABS.indexOf(state.tab) + by + TABS.length) % TABS.length];
+    const next = tabs[(tabs.indexOf(current) + by + tabs.length) % tabs.length];
     if (by !== 0 && next !== undefined) {
       event.preventDefault();
       update({ tab: next });
@@ -57,15 +64,15 @@ export function Tables(): JSX.Element {
         Tables
       </h2>
       <div role="tablist" aria-labelledby="tables-title" class="tabs">
-        {TABS.map((tab) => (
+        {tabs.map((tab) => (
           <button
             key={tab}
             type="button"
             role="tab"
             id={`tab-${tab}`}
-            aria-selected={tab === state.tab}
+            aria-selected={tab === current}
             aria-controls="tables-panel"
-            tabIndex={tab === state.tab ? 0 : -1}
+            tabIndex={tab === current ? 0 : -1}
             onClick={() => { update({ tab }); }}
             onKeyDown={move}
           >
@@ -73,8 +80,8 @@ export function Tables(): JSX.Element {
           </button>
         ))}
       </div>
-      <div id="tables-panel" role="tabpanel" aria-labelledby={`tab-${state.tab}`}>
-        <Panel key={state.tab} />
+      <div id="tables-panel" role="tabpanel" aria-labelledby={`tab-${current}`}>
+        <Panel key={current} />
       </div>
     </section>
   );
