@@ -58,7 +58,7 @@ impl Objects {
         let count = move || {
             let counted = runtimes.into_iter().map(|(Found { language, runtime, .. }, bias)| {
                 let process = Process { pid, bias, uses_musl: false, control_block: None, code: Vec::new() };
-                let types = runtime.object_types(&process, &memory, clock::now().monotonic);
+                let types = runtime.heap().map(|heap| heap.count(&process, &memory, clock::now().monotonic));
                 Counted { language, types }
             });
             counted.collect()

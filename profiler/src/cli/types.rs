@@ -53,10 +53,9 @@ pub(super) fn run(args: &TypesArgs) -> Result<u8> {
     if let Some(time) = args.watch {
         std::thread::sleep(time);
         let first = std::mem::replace(&mut counted, self::counted(pid, objects.count()?)?);
-        for now in &mut counted {
-            if let Some(then) = first.iter().find(|then| then.language == now.language) {
-                now.compare(then);
-            }
+        // A process can have two runtimes of a language, which have one order.
+        if counted.len() == first.len() {
+            counted.iter_mut().zip(&first).for_each(|(now, then)| now.compare(then));
         }
     }
     if args.json {

@@ -52,15 +52,16 @@ pub(crate) trait Runtime: Debug + Send + Sync {
     /// Finds the runtime's structures in a process that maps the module. Returns `None` if it has not started yet.
     fn enter(&self, process: &Process) -> Result<Option<Entered>, String>;
 
-    /// Counts the objects in the runtime's own heap by type, while the process runs. `None` if heapbpf does not know how.
-    fn object_types(
-        &self,
-        _process: &Process,
-        _memory: &dyn HeapMemory,
-        _time: MonotonicNanos,
-    ) -> Option<Result<ObjectTypes, String>> {
+    /// The runtime's own heap. `None` if heapbpf cannot count its objects.
+    fn heap(&self) -> Option<&dyn ObjectHeap> {
         None
     }
+}
+
+/// A heap of objects that have types.
+pub(crate) trait ObjectHeap {
+    /// Counts the objects in a process by type, while it runs.
+    fn count(&self, process: &Process, memory: &dyn HeapMemory, time: MonotonicNanos) -> Result<ObjectTypes, String>;
 }
 
 /// A runtime of a process.

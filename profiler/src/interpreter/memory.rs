@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use heapbpf_base::ids::Pid;
-use heapbpf_linux::proc::maps::regions;
+use heapbpf_linux::proc::maps::{Region, RegionKind, regions};
 use heapbpf_linux::proc::process::entry_path;
 use heapbpf_linux::proc::stat::living_thread;
 use heapbpf_linux::process_memory::{self, PageState};
@@ -76,7 +76,7 @@ pub(crate) trait HeapMemory: Memory {
         (at == end).then_some(())
     }
 
-    /// Also reads what must be read from files, which names of functions and types are in; nothing that is swapped out.
+    /// Also reads constants of files that are not in memory yet, which names of types are.
     fn fill_from_files(&self, address: u64, buffer: &mut [u8]) -> Option<()>;
 }
 
@@ -86,6 +86,8 @@ pub(crate) struct PresentMemory {
     pagemap: File,
     /// Ranges with mappings, by address; adjacent ones are joined.
     mapped: Vec<Range<u64>>,
+    /// Those of files that the process cannot write to, and has for itself: reading what it has not read yet changes nothing of its own.
+    files: Vec<Range<u64>>,
     /// Reading this file copies no page that the process shares with others since a fork.
     memory: File,
 }
@@ -105,14 +107,10 @@ impl PresentMemory {
 
     fn of(pid: Pid, pagemap: File, memory: File) -> io::Result<Self> {
         let regions = regions(pid).map_err(io::Error::other)?;
-        let mut mapped: Vec<Range<u64>> = Vec::new();
-        for range in regions.iter().map(|region| region.start.0..region.end.0) {
-            match mapped.last_mut().filter(|last| last.end == range.start) {
-                Some(last) => last.end = range.end,
-                None => mapped.push(range),
-            }
-        }
-        Ok(Self { pagemap, mapped, memory })
+        let is_constant = |region: &&Region| {
+            matches!(region.kind, RegionKind::File { .. }) && region.readable && !region.writable && !region.shared
+        };
+        Ok(Self { pagemap, mapped: joined(regions.iter()), files: joined(regions.iter().filter(is_constant)), memory })
     }
 }
 
@@ -130,8 +128,7 @@ impl HeapMemory for PresentMemory {
     }
 
     fn is_mapped(&self, address: u64) -> bool {
-        let behind = self.mapped.partition_point(|range| range.end <= address);
-        self.mapped.get(behind).is_some_and(|range| range.contains(&address))
+        around(&self.mapped, address).is_some()
     }
 
     fn pages(&self, address: u64, length: u64) -> Option<Vec<PageState>> {
@@ -139,10 +136,28 @@ impl HeapMemory for PresentMemory {
     }
 
     fn fill_from_files(&self, address: u64, buffer: &mut [u8]) -> Option<()> {
-        let pages = self.pages(address, buffer.len() as u64)?;
-        let is_swapped = pages.contains(&PageState::Swapped);
-        (!is_swapped).then(|| self.memory.read_exact_at(buffer, address).ok())?
+        let end = address.checked_add(buffer.len() as u64)?;
+        match around(&self.files, address).filter(|file| end <= file.end) {
+            Some(_) => self.fill_pages(address, buffer),
+            None => self.fill(address, buffer),
+        }
     }
+}
+
+fn joined<'a>(regions: impl Iterator<Item = &'a Region>) -> Vec<Range<u64>> {
+    let mut ranges: Vec<Range<u64>> = Vec::new();
+    for range in regions.map(|region| region.start.0..region.end.0) {
+        match ranges.last_mut().filter(|last| last.end == range.start) {
+            Some(last) => last.end = range.end,
+            None => ranges.push(range),
+        }
+    }
+    ranges
+}
+
+fn around(ranges: &[Range<u64>], address: u64) -> Option<&Range<u64>> {
+    let behind = ranges.partition_point(|range| range.end <= address);
+    ranges.get(behind).filter(|range| range.contains(&address))
 }
 
 impl Memory for &dyn HeapMemory {

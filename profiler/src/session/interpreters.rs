@@ -178,15 +178,16 @@ impl RuntimeHeap {
         Arc::ptr_eq(&self.runtime, &other.runtime) && self.bias == other.bias
     }
 
-    /// Counts its objects by type. `None` of a runtime of which heapbpf does not know how.
-    pub(super) fn count(
-        &self,
-        pid: Pid,
-        memory: &dyn HeapMemory,
-        time: MonotonicNanos,
-    ) -> Option<Result<ObjectTypes, String>> {
+    /// Whether heapbpf knows how its objects are counted.
+    pub(super) fn has_types(&self) -> bool {
+        self.runtime.heap().is_some()
+    }
+
+    /// Counts its objects by type.
+    pub(super) fn count(&self, pid: Pid, memory: &dyn HeapMemory, time: MonotonicNanos) -> Result<ObjectTypes, String> {
+        let heap = self.runtime.heap().ok_or("its objects have no types that are known")?;
         let process = Process { pid, bias: self.bias, uses_musl: false, control_block: None, code: Vec::new() };
-        self.runtime.object_types(&process, memory, time)
+        heap.count(&process, memory, time)
     }
 }
 

@@ -42,7 +42,8 @@ struct Heap {
     runtime: RuntimeHeap,
     /// The first count, which growths refer to.
     first: Option<Arc<ObjectTypes>>,
-    due: Instant,
+    /// `None` after a count that did not end.
+    due: Option<Instant>,
     retry: Duration,
 }
 
@@ -54,16 +55,15 @@ struct Running {
     result: Receiver<Counted>,
 }
 
-/// `None` of a runtime whose objects are not counted.
-type Counted = Option<Result<ObjectTypes, String>>;
+type Counted = Result<ObjectTypes, String>;
 
 impl ObjectCounts {
     /// Begins to count the objects of a runtime, unless that has begun.
     pub(super) fn begin(&mut self, pid: Pid, runtime: RuntimeHeap) {
         let key = (pid, runtime.language);
         let is_known = self.heaps.get(&key).is_some_and(|heap| heap.runtime.is(&runtime));
-        if !is_known && self.heaps.len() < PROCESSES_MAX {
-            self.heaps.insert(key, Heap { runtime, first: None, due: Instant::now(), retry: RETRY });
+        if runtime.has_types() && !is_known && self.heaps.len() < PROCESSES_MAX {
+            self.heaps.insert(key, Heap { runtime, first: None, due: Some(Instant::now()), retry: RETRY });
         }
     }
 
@@ -77,14 +77,14 @@ impl ObjectCounts {
         if let Some(running) = &self.running {
             match running.result.try_recv() {
                 Ok(counted) => self.enter(counted, processes),
-                Err(TryRecvError::Disconnected) => self.enter(None, processes),
+                Err(TryRecvError::Disconnected) => self.give_up("its thread has ended"),
                 Err(TryRecvError::Empty) => self.give_up_late(),
             }
         }
         if self.running.is_none() {
             let now = Instant::now();
-            let due = self.heaps.iter().filter(|(_, heap)| heap.due <= now).min_by_key(|(_, heap)| heap.due);
-            if let Some(key) = due.map(|(key, _)| *key) {
+            let due = self.heaps.iter().filter_map(|(key, heap)| Some((heap.due?, *key)));
+            if let Some((_, key)) = due.filter(|(due, _)| *due <= now).min() {
                 self.start(key);
             }
         }
@@ -93,7 +93,8 @@ impl ObjectCounts {
     /// Counts all targets, for a report. What takes too long keeps its last count.
     pub(super) fn count_all(&mut self, processes: &mut ProcessTable) {
         let end = Instant::now() + REPORT_TIME;
-        let mut left: Vec<(Pid, Language)> = self.heaps.keys().copied().collect();
+        let known = self.heaps.iter().filter(|(_, heap)| heap.due.is_some());
+        let mut left: Vec<(Pid, Language)> = known.map(|(key, _)| *key).collect();
         if let Some(running) = &self.running {
             // It has begun before: its result is not that of now.
             left.retain(|key| *key != running.key);
@@ -113,7 +114,7 @@ impl ObjectCounts {
         let Some(running) = &self.running else { return true };
         match running.result.recv_timeout(end.saturating_duration_since(Instant::now())) {
             Ok(counted) => self.enter(counted, processes),
-            Err(RecvTimeoutError::Disconnected) => self.enter(None, processes),
+            Err(RecvTimeoutError::Disconnected) => self.give_up("its thread has ended"),
             Err(RecvTimeoutError::Timeout) => {
                 self.give_up_late();
                 return false;
@@ -129,7 +130,7 @@ impl ObjectCounts {
         let count = move || {
             let counted = match PresentMemory::open(pid) {
                 Ok(memory) => runtime.count(pid, &memory, clock::now().monotonic),
-                Err(error) => Some(Err(error.to_string())),
+                Err(error) => Err(error.to_string()),
             };
             // The session may have ended.
             let _ = sender.send(counted);
@@ -138,7 +139,9 @@ impl ObjectCounts {
             Ok(_) => self.running = Some(Running { key, began: Instant::now(), result }),
             Err(error) => {
                 debug!("process {pid}: its objects are not counted: {error}");
-                self.heaps.remove(&key);
+                if let Some(heap) = self.heaps.get_mut(&key) {
+                    heap.due = Some(Instant::now() + PERIOD);
+                }
             }
         }
     }
@@ -149,9 +152,9 @@ impl ObjectCounts {
         let Some(heap) = self.heaps.get_mut(&key) else { return };
         let pid = key.0;
         match counted {
-            Some(Ok(mut types)) => {
+            Ok(mut types) => {
                 let elapsed = began.elapsed();
-                heap.due = Instant::now() + PERIOD.max(elapsed * SHARE);
+                heap.due = Some(Instant::now() + PERIOD.max(elapsed * SHARE));
                 debug!("process {pid}: objects of {} were counted, in {elapsed:?}", key.1.name());
                 match &heap.first {
                     Some(first) => types.compare(first),
@@ -160,23 +163,28 @@ impl ObjectCounts {
                 types.limit();
                 processes.set_objects(pid, types);
             }
-            Some(Err(reason)) => {
+            Err(reason) => {
                 if heap.retry == RETRY {
                     info!("process {pid}: objects of {} are not counted by type: {reason}", key.1.name());
                 }
-                heap.due = Instant::now() + heap.retry;
+                heap.due = Some(Instant::now() + heap.retry);
                 heap.retry = heap.retry.saturating_mul(2);
-            }
-            None => {
-                self.heaps.remove(&key);
             }
         }
     }
 
     fn give_up_late(&mut self) {
-        if let Some(running) = self.running.take_if(|running| running.began.elapsed() > COUNT_TIME) {
-            info!("process {}: its objects are not counted any more: reads of its memory do not end", running.key.0);
-            self.heaps.remove(&running.key);
+        if self.running.as_ref().is_some_and(|running| running.began.elapsed() > COUNT_TIME) {
+            self.give_up("reads of its memory do not end");
+        }
+    }
+
+    /// The process of the running count is not read again.
+    fn give_up(&mut self, reason: &str) {
+        let Some(Running { key, .. }) = self.running.take() else { return };
+        info!("process {}: its objects are not counted any more: {reason}", key.0);
+        if let Some(heap) = self.heaps.get_mut(&key) {
+            heap.due = None;
         }
     }
 }

@@ -21,7 +21,7 @@ use profiler_common::record::RecordKind;
 use self::heap::{Data, HeapError, Layout};
 use self::offsets::DEBUG_OFFSETS_BYTES;
 use self::offsets::Unsupported;
-use super::implementation::{Entered, Implementation, Record, Runtime, Sign, found};
+use super::implementation::{Entered, Implementation, ObjectHeap, Record, Runtime, Sign, found};
 use super::loops::loops;
 use super::memory::HeapMemory;
 use super::process::Process;
@@ -118,14 +118,13 @@ impl Cpython {
     }
 }
 
-impl Cpython {
-    fn count_objects(
-        &self,
-        process: &Process,
-        memory: &dyn HeapMemory,
-        time: MonotonicNanos,
-    ) -> Result<ObjectTypes, String> {
+impl ObjectHeap for Cpython {
+    fn count(&self, process: &Process, memory: &dyn HeapMemory, time: MonotonicNanos) -> Result<ObjectTypes, String> {
         let &Process { pid, bias, uses_musl, .. } = process;
+        let runtime = self.runtime.0.wrapping_add(bias);
+        memory
+            .range(runtime, runtime.wrapping_add(DEBUG_OFFSETS_BYTES as u64), DEBUG_OFFSETS_BYTES)
+            .ok_or_else(|| HeapError::Unreadable.to_string())?;
         // Objects do not depend on threads.
         let interpreter = self.in_process(pid, bias, uses_musl, Some(0)).map_err(|reason| reason.to_string())?;
         let version = self.version.clone().map_err(|reason| reason.to_string())?;
@@ -147,13 +146,8 @@ impl Runtime for Cpython {
         Ok(Some(Entered { place: Arc::new(place), reader: None }))
     }
 
-    fn object_types(
-        &self,
-        process: &Process,
-        memory: &dyn HeapMemory,
-        time: MonotonicNanos,
-    ) -> Option<Result<ObjectTypes, String>> {
-        Some(self.count_objects(process, memory, time))
+    fn heap(&self) -> Option<&dyn ObjectHeap> {
+        Some(self)
     }
 }
 

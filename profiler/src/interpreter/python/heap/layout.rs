@@ -9,7 +9,9 @@ use super::super::super::version::Version;
 /// Why objects are not counted.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub(crate) enum HeapError {
-    #[error("its allocator for objects was not found: `PYTHONMALLOC=malloc`, or another build than those known")]
+    #[error(
+        "its allocator for objects was not found: `PYTHONMALLOC=malloc`, another build than those known, or memory that is swapped out"
+    )]
     NoPools,
     #[error("the program's symbols lack `PyType_Type`")]
     NoTypes,

@@ -24,7 +24,7 @@ const SET_ENTRY_BYTES: u64 = 16;
 /// Bytes before a block's data with the debug hooks (`PYTHONMALLOC=debug`): its size, a letter, and bytes that are forbidden to write.
 const DEBUG_HEAD_BYTES: usize = 16;
 /// As many behind it at least.
-const DEBUG_TAIL_BYTES: u64 = 8;
+const DEBUG_TAIL_BYTES: usize = 8;
 const FORBIDDEN: u8 = 0xfd;
 /// Nothing is mapped below (`vm.mmap_min_addr`).
 const LOWEST_ADDRESS: u64 = 1 << 16;
@@ -114,9 +114,10 @@ impl<'a> Census<'a> {
 
     /// The object in a block.
     fn object<'b>(&self, address: u64, block: &'b [u8]) -> Option<Object<'b>> {
-        let (address, block, spare) = match debug_data(block) {
-            Some(data) => (address + DEBUG_HEAD_BYTES as u64, data, DEBUG_TAIL_BYTES),
-            None => (address, block, 0),
+        let debug = debug_data(block);
+        let (address, block) = match debug {
+            Some(data) => (address + DEBUG_HEAD_BYTES as u64, data),
+            None => (address, block),
         };
         // The words of the collector can look like an object, but not the other way round: the object's own first word is a count.
         [0_usize, 16, 32].into_iter().find_map(|offset| {
@@ -125,9 +126,10 @@ impl<'a> Census<'a> {
             let of = word(8).filter(|of| self.may_be_type(*of))?;
             let is = self.types.get(of)?;
             let used = is.before_bytes() + is.own_bytes(self.types.layout());
-            let has_room = match is.has_one_size() && spare == 0 {
-                true => used.next_multiple_of(16) == block.len() as u64,
-                false => used + spare <= block.len() as u64,
+            let has_room = match (is.has_one_size(), debug) {
+                (true, Some(_)) => used == block.len() as u64,
+                (true, None) => used.next_multiple_of(16) == block.len() as u64,
+                (false, _) => used <= block.len() as u64,
             };
             let is_here = is.before_bytes() == offset as u64 && has_room;
             is_here.then_some(Object { address: address + offset as u64, of, is, block, offset })
@@ -169,7 +171,7 @@ impl<'a> Census<'a> {
         if object.is.may_have_values() {
             let values = match self.types.layout().values {
                 Values::Address => object.word(-32),
-                Values::TaggedAddress => object.word(-24).filter(|word| word & 1 != 0).map(|word| word + 1),
+                Values::TaggedAddress => object.word(-24).filter(|word| word & 1 != 0).map(|word| word.wrapping_add(1)),
                 Values::None | Values::Inline => None,
             };
             if let Some(values) = values {
@@ -278,11 +280,13 @@ fn is_count(word: u64) -> bool {
     word & 0xffff_ffff != 0 && word >> 32 & 0xffff == 0
 }
 
-/// The data of a block, where debug hooks are around it.
+/// The data of a block, where debug hooks are around it: as many bytes as the head says.
 fn debug_data(block: &[u8]) -> Option<&[u8]> {
     let (head, data) = block.split_at_checked(DEBUG_HEAD_BYTES)?;
     let is_marked = matches!(head[8], b'o' | b'm' | b'r') && head[9..].iter().all(|byte| *byte == FORBIDDEN);
-    is_marked.then_some(data)
+    let bytes = head.first_chunk().and_then(|bytes| usize::try_from(u64::from_be_bytes(*bytes)).ok());
+    let (data, tail) = data.split_at_checked(bytes.filter(|_| is_marked)?)?;
+    tail.starts_with(&[FORBIDDEN; DEBUG_TAIL_BYTES]).then_some(data)
 }
 
 #[cfg(test)]

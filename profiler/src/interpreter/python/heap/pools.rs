@@ -1,5 +1,7 @@
 //! Arenas, pools and blocks.
 
+use std::collections::BTreeSet;
+
 use heapbpf_linux::process_memory::PageState;
 use rustc_hash::FxHashMap;
 
@@ -140,6 +142,8 @@ pub(super) struct Arenas {
     used: Vec<Pool>,
     /// Index of the size of all pools that have blocks.
     sizes: FxHashMap<u64, u8>,
+    /// Where they begin. Arenas do not overlap.
+    starts: BTreeSet<u64>,
     /// Bytes of pools whose headers could not be read: they are swapped out.
     unread_bytes: u64,
 }
@@ -147,7 +151,14 @@ pub(super) struct Arenas {
 impl Arenas {
     /// `None` if the list of arenas is swapped out in part.
     pub(super) fn read(memory: &dyn HeapMemory, root: Root, layout: Layout) -> Option<Self> {
-        let mut arenas = Self { layout, count: 0, used: Vec::new(), sizes: FxHashMap::default(), unread_bytes: 0 };
+        let mut arenas = Self {
+            layout,
+            count: 0,
+            used: Vec::new(),
+            sizes: FxHashMap::default(),
+            starts: BTreeSet::new(),
+            unread_bytes: 0,
+        };
         let length = root.count.map_or(ARENAS_MAX, |count| u64::from(count).min(ARENAS_MAX));
         for index in 0..length {
             let at = root.arenas.wrapping_add(index * ARENA_OBJECT_BYTES as u64);
@@ -170,6 +181,11 @@ impl Arenas {
     }
 
     fn enter(&mut self, memory: &dyn HeapMemory, index: u64, arena: &ArenaObject) {
+        let around = arena.address.saturating_sub(self.layout.arena_bytes - 1)..arena.address + self.layout.arena_bytes;
+        if self.starts.range(around).next().is_some() {
+            return;
+        }
+        self.starts.insert(arena.address);
         let first = arena.first_pool(self.layout);
         let bytes = arena.unused.saturating_sub(first);
         let Some(pages) = memory.pages(first, bytes) else { return };

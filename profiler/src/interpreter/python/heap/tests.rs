@@ -256,8 +256,9 @@ fn what_looks_like_an_object_is_none() {
 fn debug_hooks_are_around_objects() {
     let mut heap = Heap::new(11);
     let head =
-        |letter: u8| [40_u64.swap_bytes(), u64::from_le_bytes([letter, 0xfd, 0xfd, 0xfd, 0xfd, 0xfd, 0xfd, 0xfd])];
-    let object = |letter| Some([head(letter).as_slice(), &[1, heap.session, 7]].concat());
+        |letter: u8| [48_u64.swap_bytes(), u64::from_le_bytes([letter, 0xfd, 0xfd, 0xfd, 0xfd, 0xfd, 0xfd, 0xfd])];
+    let object =
+        |letter| Some([head(letter).as_slice(), &[1, heap.session, 7, 0, 0, 0, u64::MAX / 255 * 0xfd]].concat());
     let blocks = [object(b'o'), object(b'x')];
     heap.pool(80, &blocks);
     assert_eq!(heap.rows(), [("app.Session".to_owned(), 1, 80, 0)]);

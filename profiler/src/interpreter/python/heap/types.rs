@@ -226,6 +226,8 @@ impl<'a> Types<'a> {
     fn text(&self, address: u64) -> Option<String> {
         const CHARACTERS: u64 = 16;
         const STATE: u64 = 32;
+        let of = self.memory.word(address.wrapping_add(OF_TYPE as u64))?;
+        self.get(of).filter(|of| of.flags & IS_TEXT != 0)?;
         let characters = usize::try_from(self.memory.word(address.wrapping_add(CHARACTERS))?).ok()?;
         let state = self.memory.integer(address.wrapping_add(STATE))?;
         let (width, is_compact, is_ascii) = (state >> 2 & 7, state >> 5 & 1 != 0, state >> 6 & 1 != 0);
