@@ -10,7 +10,7 @@ use heapbpf_tests::target::Target;
 use serde_json::Value;
 
 fn script() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("targets/objects.py")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("targets/typed.py")
 }
 
 /// Debian's own interpreter, which has no symbols and is optimised at link time.
